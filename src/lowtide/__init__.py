@@ -1,0 +1,1 @@
+"""Lowtide: train the model you have in the memory you have."""

@@ -1,0 +1,61 @@
+"""The exceptions a user may meet.
+
+LowtideError
+├── GraphError      a graph contradicts itself
+├── FormatError     a file is not what its format says
+├── ConvertError    a target format cannot hold this step at all
+└── ToolError       a program outside Lowtide is missing or failed
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConvertError", "FormatError", "GraphError", "LowtideError", "ToolError"]
+
+
+class LowtideError(Exception):
+    """Base of every error that Lowtide raises on purpose; the message says what to do next."""
+
+
+class GraphError(LowtideError):
+    """A graph that contradicts itself: a dangling tensor, a read before the write, a negative size."""
+
+
+class ConvertError(LowtideError):
+    """The step lacks something that the target format cannot be written without."""
+
+
+class ToolError(LowtideError):
+    """An outside program that was asked for is missing or failed."""
+
+
+class FormatError(LowtideError):
+    """A file that is not what its format says, with the place and what was expected there.
+
+    ``line`` counts from 1, ``byte`` from 0; at least one of them is given.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        expected: str,
+        line: int | None = None,
+        byte: int | None = None,
+        path: str = "",
+    ) -> None:
+        self.problem = problem
+        self.expected = expected
+        self.line = line
+        self.byte = byte
+        self.path = path
+        super().__init__(problem)
+
+    def at(self, path: str) -> FormatError:
+        """Name the file the error was met in."""
+        self.path = path
+        return self
+
+    def __str__(self) -> str:
+        where = f"line {self.line}" if self.line is not None else f"byte {self.byte}"
+        file = f"{self.path}: " if self.path else ""
+        return f"{file}{where}: {self.problem}; expected {self.expected}"

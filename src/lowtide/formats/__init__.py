@@ -1,0 +1,1 @@
+"""Files of other frameworks, and our own: each module reads and writes one format."""

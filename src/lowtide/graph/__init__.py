@@ -1,0 +1,25 @@
+"""What a step computes: tensors, operators, boxes, lifetimes."""
+
+from lowtide.graph.liveness import liveness
+from lowtide.graph.rect import Rect
+from lowtide.graph.timeline import Lifetime, Timeline
+from lowtide.graph.types import RESIDENT_ROLES, Category, Graph, Kernel, Op, Phase, Role, Source, Tensor
+from lowtide.graph.validate import MAX_BYTES, validate
+
+__all__ = [
+    "MAX_BYTES",
+    "RESIDENT_ROLES",
+    "Category",
+    "Graph",
+    "Kernel",
+    "Lifetime",
+    "Op",
+    "Phase",
+    "Rect",
+    "Role",
+    "Source",
+    "Tensor",
+    "Timeline",
+    "liveness",
+    "validate",
+]

@@ -1,0 +1,162 @@
+"""The nouns of a step: Tensor, Op and Graph.
+
+Tensors and operators are referred to by their position in the graph. Sizes are bytes. Everything is
+immutable; ``attributes`` holds plain JSON values that no other field has a place for.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from lowtide.graph.rect import Rect
+
+__all__ = ["RESIDENT_ROLES", "Category", "Graph", "Kernel", "Op", "Phase", "Role", "Source", "Tensor"]
+
+Attributes = dict[str, Any]
+"""JSON values by name; treated as immutable like the object that carries them."""
+
+
+class Role(str, enum.Enum):
+    """What a tensor is for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    OPTIMIZER = "optimizer"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    WORKSPACE = "workspace"
+
+
+RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT, Role.INPUT, Role.OPTIMIZER})
+"""Leaves: they take memory for the whole step, whoever reads them. Their gradients stay once written."""
+
+
+class Phase(str, enum.Enum):
+    """Which part of the step an operator belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Category(str, enum.Enum):
+    """Whether an operator computes, only rearranges memory, or moves data between devices."""
+
+    COMPUTE = "compute"
+    LAYOUT = "layout"
+    COPY = "copy"
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The line of somebody's file that made a tensor or an operator; lines count from 1."""
+
+    file: str
+    line: int
+
+
+class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One value of the step, or a view of one."""
+
+    id: str
+    """Unique in the graph; the identifier that the source document uses, where it has one."""
+    bytes: int
+    role: Role = Role.ACTIVATION
+    name: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str = ""
+    alias: int | None = None
+    """Position of the tensor whose storage this one is a view of; that one owns the bytes."""
+    gradient_of: int | None = None
+    address: int | None = None
+    """First byte in device memory, where the source says it."""
+    boxes: dict[str, Rect | None] = {}
+    """Parts of the tensor by name, as ``read_rect``; None stands for "none" spelt out."""
+    source: Source | None = None
+    attributes: Attributes = {}
+
+    @property
+    def label(self) -> str:
+        """How to call the tensor in front of a person."""
+        return self.name or self.id
+
+
+class Kernel(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A device kernel that an operator launched."""
+
+    name: str
+    device: str = ""
+    attributes: Attributes = {}
+
+
+class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One operator of the step. A tensor in both ``inputs`` and ``outputs`` is updated in place."""
+
+    id: str
+    """Unique in the graph."""
+    kind: str
+    phase: Phase = Phase.FORWARD
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    name: str = ""
+    category: Category = Category.COMPUTE
+    device: str = ""
+    input_ports: tuple[str, ...] = ()
+    """A name for each input, or nothing at all."""
+    output_ports: tuple[str, ...] = ()
+    shape_only: tuple[int, ...] = ()
+    """Positions in ``inputs`` whose shape is asked for but whose value is not read."""
+    after: tuple[int, ...] = ()
+    """Operators that must have run before, though no tensor passes between."""
+    kernels: tuple[Kernel, ...] = ()
+    boxes: dict[str, Rect | None] = {}
+    source: Source | None = None
+    attributes: Attributes = {}
+
+    @property
+    def label(self) -> str:
+        """How to call the operator in front of a person."""
+        return self.name or self.id
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The inputs whose values are read."""
+        if not self.shape_only:
+            return self.inputs
+        skip = set(self.shape_only)
+        return tuple(t for k, t in enumerate(self.inputs) if k not in skip)
+
+
+class Graph(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step: its tensors, and its operators in program order.
+
+    ``ordered`` is False for documents that list operators without saying in which order they ran or
+    which tensor each one read; nothing can be said about lifetimes there.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    ops: tuple[Op, ...] = ()
+    name: str = ""
+    ordered: bool = True
+    attributes: Attributes = {}
+
+    def storage(self, tensor: int) -> int:
+        """Position of the tensor that owns the bytes of this one."""
+        while (owner := self.tensors[tensor].alias) is not None:
+            tensor = owner
+        return tensor
+
+    def storages(self) -> list[int]:
+        """For every tensor the position of the tensor that owns its bytes."""
+        return [k if t.alias is None else self.storage(k) for k, t in enumerate(self.tensors)]
+
+    def saved_for_backward(self) -> list[int]:
+        """Tensors written by the forward phase whose value a later phase reads, in the order written."""
+        forward = {t: None for op in self.ops if op.phase is Phase.FORWARD for t in op.outputs}
+        later = {t for op in self.ops if op.phase is not Phase.FORWARD for t in op.reads}
+        return [t for t in forward if t in later]

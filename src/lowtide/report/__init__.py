@@ -1,0 +1,1 @@
+"""Views of a step, made once and rendered as text, JSON or a table."""
