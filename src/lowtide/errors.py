@@ -4,12 +4,20 @@ LowtideError
 ├── GraphError      a graph contradicts itself
 ├── FormatError     a file is not what its format says
 ├── ConvertError    a target format cannot hold this step at all
+├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
 """
 
 from __future__ import annotations
 
-__all__ = ["ConvertError", "FormatError", "GraphError", "LowtideError", "ToolError"]
+__all__ = [
+    "ConvertError",
+    "FileError",
+    "FormatError",
+    "GraphError",
+    "LowtideError",
+    "ToolError",
+]
 
 
 class LowtideError(Exception):
@@ -17,11 +25,23 @@ class LowtideError(Exception):
 
 
 class GraphError(LowtideError):
-    """A graph that contradicts itself: a dangling tensor, a read before the write, a negative size."""
+    """A graph that contradicts itself: a dangling tensor, a read before the write, a negative size.
+
+    ``op`` and ``tensor`` are positions in the graph, where one is to blame.
+    """
+
+    def __init__(self, problem: str, *, op: int | None = None, tensor: int | None = None) -> None:
+        self.op = op
+        self.tensor = tensor
+        super().__init__(problem)
 
 
 class ConvertError(LowtideError):
     """The step lacks something that the target format cannot be written without."""
+
+
+class FileError(LowtideError):
+    """A file that cannot be read or written, whatever is in it."""
 
 
 class ToolError(LowtideError):

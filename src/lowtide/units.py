@@ -41,6 +41,6 @@ def format_seconds(value: float) -> str:
     """``0.0227`` as ``22.700 ms``."""
     size = abs(value)
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if 0 < size < limit:
+        if 0 < size < limit * 0.9999995:  # what would be printed as 1000.000 belongs to the next unit
             return f"{value * scale:.3f} {unit}"
     return f"{value:.3f} s"

@@ -23,7 +23,7 @@ class NoteKind(str, enum.Enum):
     """Something the document does not say and the reader had to decide."""
 
 
-class Note(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One thing a reader did beyond reading: where, what stood there, what it became, and why."""
 
     kind: NoteKind
@@ -34,7 +34,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     after: str = ""
 
 
-class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A graph with its costs, its measured spans, a timeline if one was taken, and the reader's notes."""
 
     graph: Graph

@@ -20,14 +20,14 @@ class Origin(str, enum.Enum):
     """Read from somebody else's file."""
 
 
-class Figure(msgspec.Struct, frozen=True, gc=False):
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A number and how it came about; the unit is that of the field that holds it."""
 
     value: int | float
     origin: Origin
 
 
-class Cost(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """What one operator takes; None is "not known", never zero."""
 
     seconds: Figure | None = None
@@ -36,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     workspace_bytes: Figure | None = None
 
 
-class Span(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One operator on one lane of a profile, in seconds of the profile's own clock.
 
     start      kern           end

@@ -13,7 +13,7 @@ from lowtide.errors import GraphError
 __all__ = ["Rect"]
 
 
-class Rect(msgspec.Struct, frozen=True, order=True):
+class Rect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """The box of indices ``i`` with ``lo[d] <= i[d] < hi[d]`` for every dimension ``d``.
 
         0   lo          hi

@@ -7,7 +7,7 @@ import msgspec
 __all__ = ["Lifetime", "Timeline"]
 
 
-class Lifetime(msgspec.Struct, frozen=True, gc=False):
+class Lifetime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The steps at which one storage takes memory: ``first <= step <= last``, both included."""
 
     tensor: int
@@ -16,7 +16,7 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
     last: int
 
 
-class Timeline(msgspec.Struct, frozen=True, omit_defaults=True):
+class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Live bytes and seconds, one entry an operator in program order.
 
     bytes │      ▄▄█▄        live_bytes[k]: everything that takes memory while operator k runs:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from lowtide.errors import GraphError
 from lowtide.graph.rect import Rect
 
 __all__ = ["RESIDENT_ROLES", "Category", "Graph", "Kernel", "Op", "Phase", "Role", "Source", "Tensor"]
@@ -52,14 +53,14 @@ class Category(str, enum.Enum):
     COPY = "copy"
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """The line of somebody's file that made a tensor or an operator; lines count from 1."""
 
     file: str
     line: int
 
 
-class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One value of the step, or a view of one."""
 
     id: str
@@ -86,7 +87,7 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.name or self.id
 
 
-class Kernel(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Kernel(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A device kernel that an operator launched."""
 
     name: str
@@ -94,7 +95,7 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     attributes: Attributes = {}
 
 
-class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One operator of the step. A tensor in both ``inputs`` and ``outputs`` is updated in place."""
 
     id: str
@@ -132,7 +133,7 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return tuple(t for k, t in enumerate(self.inputs) if k not in skip)
 
 
-class Graph(msgspec.Struct, frozen=True, omit_defaults=True):
+class Graph(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A step: its tensors, and its operators in program order.
 
     ``ordered`` is False for documents that list operators without saying in which order they ran or
@@ -145,15 +146,20 @@ class Graph(msgspec.Struct, frozen=True, omit_defaults=True):
     ordered: bool = True
     attributes: Attributes = {}
 
-    def storage(self, tensor: int) -> int:
-        """Position of the tensor that owns the bytes of this one."""
-        while (owner := self.tensors[tensor].alias) is not None:
-            tensor = owner
-        return tensor
-
     def storages(self) -> list[int]:
         """For every tensor the position of the tensor that owns its bytes."""
-        return [k if t.alias is None else self.storage(k) for k, t in enumerate(self.tensors)]
+        owners = [k if t.alias is None else -1 for k, t in enumerate(self.tensors)]
+        for k in range(len(owners)):
+            chain: dict[int, None] = {}
+            at = k
+            while owners[at] < 0:
+                if at in chain:
+                    raise GraphError(f"tensor {self.tensors[at].id!r} is a view of itself", tensor=at)
+                chain[at] = None
+                at = self.tensors[at].alias or 0
+            for member in chain:
+                owners[member] = owners[at]
+        return owners
 
     def saved_for_backward(self) -> list[int]:
         """Tensors written by the forward phase whose value a later phase reads, in the order written."""

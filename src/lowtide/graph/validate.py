@@ -15,64 +15,88 @@ MAX_BYTES = 1 << 60
 
 def validate(graph: Graph) -> Graph:
     """Return the graph itself, or raise a GraphError that names the first contradiction."""
-    _tensors(graph.tensors)
-    written = {k for k, t in enumerate(graph.tensors) if t.role in RESIDENT_ROLES}
-    seen: set[str] = set()
-    count = len(graph.tensors)
-    produced = {t for op in graph.ops for t in op.outputs}
+    tensors, ops = len(graph.tensors), len(graph.ops)
+    for k, tensor in enumerate(graph.tensors):
+        problem = _tensor(tensor, tensors)
+        if problem:
+            raise GraphError(f"tensor {tensor.id!r} {problem}", tensor=k)
     for k, op in enumerate(graph.ops):
-        if op.id in seen:
-            raise GraphError(f"operator id {op.id!r} is used twice")
-        seen.add(op.id)
-        _references(op, k, count, len(graph.ops))
-        if graph.ordered:
-            _reads_what_was_written(graph, op, written, produced)
-            written.update(op.outputs)
+        problem = _op(op, k, tensors, ops)
+        if problem:
+            raise GraphError(f"operator {op.id!r} {problem}", op=k)
+    again = _repeated([tensor.id for tensor in graph.tensors])
+    if again is not None:
+        raise GraphError(f"tensor id {graph.tensors[again].id!r} is used twice", tensor=again)
+    again = _repeated([op.id for op in graph.ops])
+    if again is not None:
+        raise GraphError(f"operator id {graph.ops[again].id!r} is used twice", op=again)
+    storage = graph.storages()
+    if graph.ordered:
+        _reads_what_was_written(graph, storage)
     return graph
 
 
-def _tensors(tensors: Sequence[Tensor]) -> None:
+def _repeated(names: Sequence[str]) -> int | None:
+    """The position of the first name that stood before."""
+    if len(set(names)) == len(names):
+        return None
     seen: set[str] = set()
-    for k, tensor in enumerate(tensors):
-        if tensor.id in seen:
-            raise GraphError(f"tensor id {tensor.id!r} is used twice")
-        seen.add(tensor.id)
-        if not 0 <= tensor.bytes <= MAX_BYTES:
-            raise GraphError(f"tensor {tensor.id!r} has {tensor.bytes} bytes; sizes lie between 0 and 2^60")
-        if tensor.shape is not None and any(d < 0 for d in tensor.shape):
-            raise GraphError(f"tensor {tensor.id!r} has a negative dimension in {tensor.shape}")
-        for what, other in (("alias", tensor.alias), ("gradient_of", tensor.gradient_of)):
-            if other is not None and (not 0 <= other < len(tensors) or other == k):
-                raise GraphError(f"tensor {tensor.id!r} has {what} {other}, which is not another tensor")
-        if tensor.alias is not None and tensor.alias > k:
-            raise GraphError(f"tensor {tensor.id!r} is a view of a tensor that comes after it")
+    for k, name in enumerate(names):
+        if name in seen:
+            return k
+        seen.add(name)
+    return None
 
 
-def _references(op: Op, position: int, tensors: int, ops: int) -> None:
-    for t in (*op.inputs, *op.outputs):
-        if not 0 <= t < tensors:
-            raise GraphError(f"operator {op.id!r} refers to tensor {t}; the graph has {tensors}")
+def _tensor(tensor: Tensor, tensors: int) -> str:
+    if not 0 <= tensor.bytes <= MAX_BYTES:
+        return f"has {tensor.bytes} bytes; sizes lie between 0 and 2^60"
+    if tensor.shape and min(tensor.shape) < 0:
+        return f"has a negative dimension in {tensor.shape}"
+    if tensor.alias is not None and not 0 <= tensor.alias < tensors:
+        return f"is a view of tensor {tensor.alias}; the graph has {tensors}"
+    if tensor.gradient_of is not None and not 0 <= tensor.gradient_of < tensors:
+        return f"is the gradient of tensor {tensor.gradient_of}; the graph has {tensors}"
+    return ""
+
+
+def _op(op: Op, position: int, tensors: int, ops: int) -> str:
+    for ends in (op.inputs, op.outputs):
+        if ends and not (min(ends) >= 0 and max(ends) < tensors):
+            return f"refers to tensor {min(ends) if min(ends) < 0 else max(ends)}; the graph has {tensors}"
     for k in op.shape_only:
         if not 0 <= k < len(op.inputs):
-            raise GraphError(f"operator {op.id!r} marks input {k} shape-only; it has {len(op.inputs)} inputs")
+            return f"marks input {k} as shape-only; it has {len(op.inputs)} inputs"
     for other in op.after:
         if not 0 <= other < ops or other == position:
-            raise GraphError(f"operator {op.id!r} waits for operator {other}; the graph has {ops}")
-    for ports, ends, what in ((op.input_ports, op.inputs, "input"), (op.output_ports, op.outputs, "output")):
-        if ports and len(ports) != len(ends):
-            raise GraphError(f"operator {op.id!r} names {len(ports)} {what} ports for {len(ends)} {what}s")
+            return f"waits for operator {other}, which is no other operator of the {ops}"
+    if op.input_ports and len(op.input_ports) != len(op.inputs):
+        return f"names {len(op.input_ports)} input ports for {len(op.inputs)} inputs"
+    if op.output_ports and len(op.output_ports) != len(op.outputs):
+        return f"names {len(op.output_ports)} output ports for {len(op.outputs)} outputs"
+    return ""
 
 
-def _reads_what_was_written(graph: Graph, op: Op, written: set[int], produced: set[int]) -> None:
-    for t in op.reads:
-        if t in written:
-            continue
-        tensor = graph.tensors[t]
-        if tensor.alias is not None and graph.storage(t) in written:
-            continue
-        if tensor.role is Role.GRADIENT and t not in produced:
-            continue  # the gradient that starts the backward pass comes from outside
-        raise GraphError(
-            f"operator {op.id!r} reads tensor {tensor.id!r} before any operator has written it: "
-            "a cycle, or operators out of order"
-        )
+def _reads_what_was_written(graph: Graph, storage: Sequence[int]) -> None:
+    """A storage counts as written when any view of it is; leaves are there from the start."""
+    tensors = graph.tensors
+    written = bytearray(len(tensors))
+    for k, tensor in enumerate(tensors):
+        if tensor.role in RESIDENT_ROLES:
+            written[storage[k]] = 1
+    ready = written[:]
+    for op in graph.ops:
+        for t in op.outputs:
+            ready[storage[t]] = 1
+    for k, op in enumerate(graph.ops):
+        for t in op.reads:
+            owner = storage[t]
+            # the gradient that starts the backward pass comes from outside: nobody ever writes it
+            if not written[owner] and (ready[owner] or tensors[t].role is not Role.GRADIENT):
+                raise GraphError(
+                    f"operator {op.id!r} reads tensor {tensors[t].id!r} before any operator has written "
+                    "it: a cycle, or operators out of order",
+                    op=k,
+                )
+        for t in op.outputs:
+            written[storage[t]] = 1

@@ -1,0 +1,37 @@
+# Two commands from a fresh clone: `make demo` and `make test`. Both set up .venv first; a second call is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+MUTATIONS ?= 100000
+
+.PHONY: demo test setup lint fuzz bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lowtide needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev,svg]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/python examples/show_documents.py
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS)
+
+bench: setup
+	$(BIN)/python benchmarks/scale.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo

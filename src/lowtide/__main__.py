@@ -1,0 +1,5 @@
+"""``python -m lowtide``."""
+
+from lowtide.commands.main import main
+
+main()

@@ -1,0 +1,89 @@
+"""What the commands share: reading the file, printing JSON, the console."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from rich.console import Console
+
+from lowtide.report.rows import SORT_KEYS, Row, grouped
+from lowtide.suggest import did_you_mean
+
+__all__ = ["check_kind", "console", "default_sort", "json_option", "print_json", "select", "table_options"]
+
+_PIPE_WIDTH = 160
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
+def console() -> Console:
+    """Where text for people goes: colour only on a terminal, a fixed width elsewhere."""
+    out = Console()
+    return out if out.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def table_options(command: Any) -> Any:
+    """The options of ``top`` and ``diff``, which show the same table."""
+    options = [
+        click.option(
+            "--by",
+            type=click.Choice(["type", "name"]),
+            default="name",
+            help="A row an operator, or a row a type.",
+        ),
+        click.option(
+            "--sort",
+            type=click.Choice(list(SORT_KEYS)),
+            help="Largest first by this; default: time if known, else bytes.",
+        ),
+        click.option("--filter", "pattern", metavar="REGEX", help="Only operators whose name matches."),
+        click.option("--type", "kind", metavar="TYPE", help="Only operators of this type."),
+        click.option(
+            "--limit",
+            type=click.IntRange(min=0),
+            default=20,
+            show_default=True,
+            help="At most so many rows; 0 for all.",
+        ),
+        click.option("--host", is_flag=True, help="Times of the issuing thread instead of the device."),
+        json_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def check_kind(kind: str | None, rows: Iterable[Row]) -> None:
+    """Refuse a type that no operator has."""
+    known = {row.kind for row in rows}
+    if kind is not None and kind not in known:
+        hint = did_you_mean(kind, known)
+        raise click.BadParameter(f"no operator has the type {kind!r}.{hint}", param_hint="--type")
+
+
+def select(rows: Iterable[Row], *, by: str, pattern: str | None, kind: str | None) -> list[Row]:
+    """The rows asked for, grouped if asked."""
+    chosen = [row for row in rows if kind is None or row.kind == kind]
+    if pattern is not None:
+        try:
+            matcher = re.compile(pattern)
+        except re.error as error:
+            raise click.BadParameter(
+                f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+            ) from None
+        chosen = [row for row in chosen if matcher.search(row.name)]
+    return grouped(chosen) if by == "type" else chosen
+
+
+def default_sort(rows: Iterable[Row]) -> str:
+    """By time where any is known, else by bytes."""
+    return "time" if any(row.seconds is not None for row in rows) else "bytes"

@@ -1,0 +1,76 @@
+"""The ``lowtide`` command: finds the subcommand, maps errors to exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lowtide import __version__
+from lowtide.commands.convert import convert
+from lowtide.commands.diff import diff
+from lowtide.commands.formats import formats
+from lowtide.commands.show import show
+from lowtide.commands.top import top
+from lowtide.errors import LowtideError
+from lowtide.suggest import did_you_mean
+
+__all__ = ["EXIT_BAD_INPUT", "EXIT_INTERRUPTED", "cli", "main"]
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """A group that offers the nearest command for a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            known = self.list_commands(ctx)
+            hint = did_you_mean(args[0], known)
+            ctx.fail(f"no command {args[0]!r}.{hint} Commands: {', '.join(known)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done; 1 fault in lowtide itself; 2 bad input or usage; 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="lowtide")
+def cli() -> None:
+    """Train the model you have in the memory you have.
+
+    Lowtide reads a training step from a file and says where its memory and time go.
+    """
+
+
+for command in (show, top, diff, convert, formats):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Run a command line and exit with its code."""
+    try:
+        cli.main(
+            args=None if arguments is None else list(arguments), prog_name="lowtide", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_BAD_INPUT)
+    except LowtideError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output has gone; nothing more can be said to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)

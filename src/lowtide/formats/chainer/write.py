@@ -1,0 +1,142 @@
+"""Writing a step as a Chainer training graph; the reader is beside this file."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from lowtide.cost import Step
+from lowtide.errors import ConvertError
+from lowtide.formats.base import Written
+from lowtide.formats.chainer.read import ACCUMULATE, BACKWARD_ROLES
+from lowtide.formats.losses import Part, losses_of
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Tensor
+
+__all__ = ["write"]
+
+
+def write(step: Step) -> Written:
+    """The text; a step that was read from this format comes back byte for byte."""
+    graph = step.graph
+    if not graph.ordered:
+        raise ConvertError("a Chainer graph needs to know who reads what; this document does not say it")
+    numbers = _numbers(step)
+    own = _is_own(step)
+    ops = [op for op in graph.ops if op.phase is not Phase.UPDATE and not _makes_leaves(graph, op)]
+    ranks = {} if own else _ranks(ops)
+    records = [_record(graph, op, numbers, ranks) for op in ops]
+    records = [records[k] for k in _record_order(step, len(records))]
+    head = f"{len(numbers)} {len(records)}\n"
+    variables = "".join(
+        f"{number} {graph.tensors[t].bytes} {_written_name(graph.tensors[t], number)}\n"
+        for t, number in numbers.items()
+    )
+    holds = {Part.PORTS, Part.SHAPE_ONLY, *((Part.EXTRAS,) if own else ())}
+    losses = losses_of(step, holds)
+    dropped = sum(op.phase is not Phase.UPDATE for op in graph.ops) - len(ops)
+    if dropped:
+        losses += (f"{dropped} operators that only provide leaves",)
+    return Written((head + variables + "".join(records)).encode(), losses)
+
+
+def _is_own(step: Step) -> bool:
+    """Whether ids and attributes are still those of a Chainer graph."""
+    variables = [t.id for t in step.graph.tensors if t.gradient_of is None]
+    numbered = all(name.isascii() and name.isdigit() for name in variables)
+    ranked = all(type(op.attributes.get("rank")) is int for op in step.graph.ops)
+    return step.format == "chainer" and numbered and ranked
+
+
+def _record_order(step: Step, count: int) -> list[int]:
+    """The order in which the document had its functions, if it is known, else program order."""
+    kept = step.graph.attributes.get("chainer")
+    order = kept.get("records") if isinstance(kept, dict) else None
+    plain = list(range(count))
+    sound = isinstance(order, list) and all(type(k) is int for k in order) and sorted(order) == plain
+    return order if sound and isinstance(order, list) else plain
+
+
+def _makes_leaves(graph: Graph, op: Op) -> bool:
+    """Whether the operator only provides what a Chainer graph lists as a variable without a producer."""
+    return not op.inputs and all(graph.tensors[t].role in RESIDENT_ROLES for t in op.outputs)
+
+
+def _numbers(step: Step) -> dict[int, int]:
+    """An id for every variable: gradients have none, they are named after what they are the gradient of."""
+    tensors = step.graph.tensors
+    chosen = [k for k, t in enumerate(tensors) if t.gradient_of is None]
+    if _is_own(step):
+        return {k: int(tensors[k].id) for k in chosen}
+    return {k: number for number, k in enumerate(chosen)}
+
+
+def _ranks(ops: list[Op]) -> dict[str, int]:
+    forward = [op.id for op in ops if op.phase is Phase.FORWARD]
+    backward = [op.id for op in ops if op.phase is Phase.BACKWARD]
+    ranks = {name: rank for rank, name in enumerate(forward)}
+    return ranks | {name: rank for rank, name in enumerate(reversed(backward))}
+
+
+def _written_name(tensor: Tensor, number: int) -> str:
+    if tensor.role is Role.INPUT:
+        return tensor.name if tensor.name.isdigit() else str(number)
+    if tensor.role in RESIDENT_ROLES:
+        return tensor.name if tensor.name.startswith("/") else "/" + _word(tensor.label)
+    return "_"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\s+", "_", text) or "unnamed"
+
+
+def _record(graph: Graph, op: Op, numbers: dict[int, int], ranks: dict[str, int]) -> str:
+    inputs: list[str] = []
+    retained: list[int] = []
+    listed = 0
+    for k, t in enumerate(op.inputs):
+        port = op.input_ports[k] if op.input_ports else ""
+        if port == ACCUMULATE:
+            continue
+        gradient_of = graph.tensors[t].gradient_of
+        if op.phase is Phase.FORWARD:
+            role = "_"
+        elif gradient_of is not None:
+            role = "gradient"
+        else:
+            role = port if port in BACKWARD_ROLES else "input"
+        if role == "input":
+            if k not in op.shape_only:
+                retained.append(listed)
+            listed += 1
+        inputs.append(f"{numbers[t if gradient_of is None else gradient_of]} {role}\n")
+    outputs = [
+        _produced(graph, op, t, numbers) for t in op.outputs if graph.tensors[t].role not in RESIDENT_ROLES
+    ]
+    attributes = op.attributes
+    if op.id in ranks:
+        attributes = {
+            "_input_indexes_to_retain": retained or None,
+            "_output_indexes_to_retain": None,
+            "_output_count": len(op.outputs),
+            "rank": ranks[op.id],
+            "lazy_grad_sum": False,
+        }
+    body = f"{op.phase.value}\n{len(inputs)} {len(outputs)}\n" + "".join(inputs + outputs)
+    return f"{body}{_word(op.kind)}\n{json.dumps(attributes)}\n"
+
+
+def _produced(graph: Graph, op: Op, tensor: int, numbers: dict[int, int]) -> str:
+    found = graph.tensors[tensor]
+    if op.phase is Phase.FORWARD:
+        if found.gradient_of is None:
+            return f"{numbers[tensor]}\n"
+        raise ConvertError(
+            f"forward operator {op.label!r} writes {found.label!r}, a gradient: "
+            "a Chainer graph has gradients in backward only"
+        )
+    if found.gradient_of is None:
+        raise ConvertError(
+            f"backward operator {op.label!r} writes {found.label!r}, which is the gradient of no variable: "
+            "a Chainer graph has no other values in backward"
+        )
+    return f"{numbers[found.gradient_of]}\n"

@@ -1,0 +1,72 @@
+"""Pictures of a step: its Graphviz file laid out and drawn as SVG."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+from lowtide.cost import Step
+from lowtide.errors import ConvertError, ToolError
+from lowtide.formats.base import Format, Written
+from lowtide.formats.dot.write import write_dot
+
+__all__ = ["MAX_NODES", "SVG_FORMAT", "write_svg"]
+
+MAX_NODES = 2000
+"""Layout takes time that grows faster than the graph; larger ones would not end."""
+
+_SECONDS = 120
+_DRAW = (
+    "import sys, pygraphviz\n"
+    "source = sys.stdin.buffer.read().decode()\n"
+    "sys.stdout.buffer.write(pygraphviz.AGraph(string=source).draw(format='svg', prog='dot'))\n"
+)
+_INSTALL = (
+    'pip install "lowtide[svg]", or install Graphviz with the package manager of your system, '
+    "so that `dot` is on the PATH"
+)
+
+
+def write_svg(step: Step) -> Written:
+    """The graph as an SVG picture, with what of the step it does not show."""
+    nodes = len(step.graph.tensors) + len(step.graph.ops)
+    if nodes > MAX_NODES:
+        raise ConvertError(
+            f"a picture of {nodes} tensors and operators cannot be laid out; the limit is {MAX_NODES}. "
+            "Write the format 'dot' and draw a part of it"
+        )
+    dot = write_dot(step)
+    return Written(_render(dot.data), (*dot.losses, "a picture: it cannot be read back"))
+
+
+def _render(dot: bytes) -> bytes:
+    command = _command()
+    try:
+        done = subprocess.run(command, input=dot, capture_output=True, timeout=_SECONDS, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise ToolError(
+            f"Graphviz did not lay out the graph within {_SECONDS} seconds. "
+            "Write the format 'dot' and draw a part of it"
+        ) from None
+    except OSError as error:
+        raise ToolError(f"Graphviz could not be started: {error}") from None
+    start = done.stdout.find(b"<?xml")
+    if done.returncode or start < 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ToolError(f"Graphviz failed: {said[-1] if said else f'exit status {done.returncode}'}")
+    return done.stdout[start:]
+
+
+def _command() -> list[str]:
+    """The `dot` program if there is one, else the library inside pygraphviz, in a process of its own."""
+    program = shutil.which("dot")
+    if program is not None:
+        return [program, "-Tsvg"]
+    if importlib.util.find_spec("pygraphviz") is None:
+        raise ToolError(f"drawing needs Graphviz: {_INSTALL}")
+    return [sys.executable, "-c", _DRAW]
+
+
+SVG_FORMAT = Format(name="svg", title="picture of the graph", suffix=".svg", write=write_svg)

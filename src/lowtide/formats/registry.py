@@ -1,0 +1,86 @@
+"""All formats, and reading and writing files in them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lowtide.collector import collector_paused
+from lowtide.cost import Step
+from lowtide.errors import ConvertError, FormatError
+from lowtide.files import read_bytes, write_atomically
+from lowtide.formats import chainer, csvfile, dataflow, dot, megengine, native, tensorflow, tilelog, trace
+from lowtide.formats.base import Format, Written
+from lowtide.suggest import did_you_mean
+
+__all__ = ["FORMATS", "Loaded", "format_named", "read_file", "recognise", "write_file"]
+
+_ALL = (
+    native.FORMAT,
+    chainer.FORMAT,
+    megengine.FORMAT,
+    dataflow.FORMAT,
+    tensorflow.FORMAT,
+    tilelog.FORMAT,
+    csvfile.FORMAT,
+    dot.FORMAT,
+    dot.SVG_FORMAT,
+    trace.FORMAT,
+)
+
+FORMATS: dict[str, Format] = {one.name: one for one in _ALL}
+
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A step, the format of the file it was read from, and the file."""
+
+    step: Step
+    format: Format
+    path: str
+
+
+def recognise(data: bytes) -> Format:
+    """The format of a file, told from its contents."""
+    head = data[:_HEAD_BYTES]
+    for format_ in FORMATS.values():
+        if format_.recognise is not None and format_.recognise(head):
+            return format_
+    readable = ", ".join(name for name, f in FORMATS.items() if f.read is not None)
+    problem = "the file is empty" if not data else "the contents are of no known format"
+    raise FormatError(problem, expected=f"one of: {readable}", byte=0)
+
+
+def read_file(path: str | os.PathLike[str]) -> Loaded:
+    """Read a file of any known format."""
+    name = os.fspath(path)
+    data = read_bytes(name)
+    try:
+        format_ = recognise(data)
+        assert format_.read is not None
+        with collector_paused():
+            return Loaded(format_.read(data), format_, name)
+    except FormatError as error:
+        raise error.at(name) from None
+
+
+def format_named(name: str) -> Format:
+    """The format of this name."""
+    if name not in FORMATS:
+        known = [n for n, f in FORMATS.items() if f.write is not None]
+        raise ConvertError(
+            f"there is no format {name!r}.{did_you_mean(name, known)} Formats: {', '.join(known)}"
+        )
+    return FORMATS[name]
+
+
+def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
+    """Write the step in the named format, whole or not at all, and return what was written."""
+    format_ = format_named(name)
+    if format_.write is None:
+        raise ConvertError(f"the format {name!r} can only be read")
+    written = format_.write(step)
+    write_atomically(path, written.data)
+    return written

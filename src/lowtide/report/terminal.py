@@ -1,0 +1,244 @@
+"""What ``lowtide show``, ``top`` and ``diff`` print for a person. Estimated figures carry a tilde."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lowtide.report.compare import Change
+from lowtide.report.curve import draw
+from lowtide.report.rows import Row
+from lowtide.units import format_bytes, format_count, format_rate, format_seconds
+
+__all__ = ["print_diff", "print_summary", "print_top"]
+
+_NONE = "–"
+_NAME_WIDTH = 52
+
+
+def _shown(value: Any, render: Callable[[Any], str], estimated: bool = False) -> str:
+    return _NONE if value is None else ("~" if estimated else "") + render(value)
+
+
+_TEXT_COLUMNS = frozenset({"operator", "kind", "tensor", "role", "written by"})
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for k, column in enumerate(columns):
+        table.add_column(
+            column,
+            justify="left" if column in _TEXT_COLUMNS else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=_NAME_WIDTH if k == 0 else None,
+        )
+    return table
+
+
+def print_summary(console: Console, path: str, title: str, view: dict[str, Any]) -> None:
+    """The whole summary, top to bottom: what it is, the peak, who is live there, what is large or slow."""
+    console.print(f"[bold]{escape(path)}[/]: {escape(title)}", highlight=False)
+    for line in _headline(view):
+        console.print(escape(line), highlight=False)
+    if view["curve"]:
+        console.print()
+        _print_curve(console, view)
+    if view["peak"]["live"]:
+        _print_live(console, view["peak"])
+    for name, key in (("Largest operators", "largest"), ("Slowest operators", "slowest")):
+        if view[key]:
+            console.print(f"\n[bold]{name}[/]", highlight=False)
+            console.print(_rows_table([_row_of(item) for item in view[key][:5]], shares=False))
+    _print_notes(console, view)
+
+
+def _headline(view: dict[str, Any]) -> Iterable[str]:
+    ops = ", ".join(f"{count} {phase}" for phase, count in view["ops"].items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in list(view["kinds"].items())[:6])
+    more = len(view["kinds"]) - 6
+    yield f"  operators   {ops or 'none'}"
+    yield f"  kinds       {kinds}{f' and {more} more kinds' if more > 0 else ''}"
+    sizes = ", ".join(
+        f"{role} {format_bytes(size)}" for role, size in view["tensors"]["storage_bytes"].items()
+    )
+    yield f"  tensors     {view['tensors']['count']} ({sizes})"
+    peak = view["peak"]
+    if peak["bytes"] is not None:
+        yield (
+            f"  peak        {format_bytes(peak['bytes'])} ({peak['bytes']:,} bytes) at {peak['op']}, "
+            f"{peak['phase']} operator {peak['number']}"
+        )
+    else:
+        yield "  peak        not known: the document does not say who reads what, or in which order"
+    if view["after_forward_bytes"] is not None:
+        yield f"  kept        {format_bytes(view['after_forward_bytes'])} live between forward and backward"
+    yield from _work(view)
+
+
+def _work(view: dict[str, Any]) -> Iterable[str]:
+    seconds = view["seconds"]
+    if seconds["device"] is not None:
+        parts = [f"device {format_seconds(seconds['device'])}"]
+        for key, text in (("wait", "waiting"), ("span", "span"), ("host_span", "host span")):
+            if seconds[key] is not None:
+                parts.append(f"{text} {format_seconds(seconds[key])}")
+        yield f"  time        {', '.join(parts)}"
+    if view["flop_by_phase"]:
+        flop = ", ".join(f"{phase} {format_count(n, 'FLOP')}" for phase, n in view["flop_by_phase"].items())
+        yield f"  work        {flop}"
+    if view["traffic_bytes"] is not None:
+        yield f"  traffic     {format_bytes(view['traffic_bytes'])} read and written by operators"
+    addresses = view["addresses"]
+    if addresses["touched_bytes"] is not None:
+        yield (
+            f"  addresses   {format_bytes(addresses['touched_bytes'])} touched for at most "
+            f"{format_bytes(addresses['live_bytes'])} live: "
+            f"{addresses['fragmentation']:.1%} lost to fragmentation"
+        )
+    for key, name, text in (
+        ("transposes", "layout", "layout conversions, writing"),
+        ("host_copies", "copies", "copies between devices, of"),
+    ):
+        moved = view[key]
+        if moved["count"]:
+            yield f"  {name:<11} {moved['count']} {text} {format_bytes(moved['bytes'])}"
+    tiles = view["tiles"]
+    if tiles["count"] is not None:
+        differ = f"{tiles['mismatches']} of {tiles['elements']} values differ"
+        yield f"  tiles       {tiles['count']}; {differ} from the untiled step"
+
+
+def _print_curve(console: Console, view: dict[str, Any]) -> None:
+    values = view["curve"]["bytes"]
+    width = max(20, min(console.width - 14, 100))
+    lines = draw(values, width)
+    top, bottom = format_bytes(max(values)), format_bytes(0)
+    for k, line in enumerate(lines):
+        scale = top if k == 0 else bottom if k == len(lines) - 1 else ""
+        console.print(f"  {scale:>10} [cyan]{line}[/]", highlight=False, no_wrap=True, overflow="crop")
+    note = (
+        f", the largest of {view['curve']['ops_per_point']} operators a column"
+        if view["curve"]["thinned"]
+        else ""
+    )
+    console.print(f"  {'':>10} live bytes by operator, in program order{note}", highlight=False, style="dim")
+
+
+def _print_live(console: Console, peak: dict[str, Any]) -> None:
+    console.print(f"\n[bold]Live at the peak[/] (largest of {peak['live_count']})", highlight=False)
+    table = _plain_table("tensor", "bytes", "role", "written by")
+    for one in peak["live"]:
+        table.add_row(
+            escape(one["tensor"]), format_bytes(one["bytes"]), one["role"], escape(one["from"] or _NONE)
+        )
+    console.print(table)
+
+
+def _print_notes(console: Console, view: dict[str, Any]) -> None:
+    if view["repairs"]:
+        console.print(f"\n[bold]{len(view['repairs'])} repairs[/] of damaged text", highlight=False)
+        for repair in view["repairs"]:
+            text = f"  line {repair['line']}: {repair['before']!r} → {repair['after']!r}: {repair['why']}"
+            console.print(escape(text), highlight=False)
+    skipped = [note for note in view["notes"] if note["kind"] == "skipped"]
+    if skipped:
+        console.print(f"\n[bold]{len(skipped)} pieces skipped[/] as noise", highlight=False)
+        for note in skipped:
+            console.print(escape(f"  line {note['line']}: {note['before']!r}"), highlight=False)
+    assumed = [note for note in view["notes"] if note["kind"] == "assumption"]
+    if assumed:
+        console.print("\n[bold]Assumed[/]", highlight=False)
+        for note in assumed:
+            console.print(escape(f"  {note['text']}"), highlight=False)
+
+
+def _row_of(item: dict[str, Any]) -> Row:
+    fields = {key: item[key] for key in Row.__dataclass_fields__}
+    return Row(**(fields | {"estimated": tuple(item["estimated"])}))
+
+
+def _rows_table(rows: Sequence[Row], *, shares: bool) -> Table:
+    columns = [
+        "operator",
+        "kind",
+        "count",
+        "time",
+        "share",
+        "so far",
+        "FLOP",
+        "FLOP/s",
+        "bytes",
+        "bytes/s",
+        "workspace",
+    ]
+    hidden = _hidden(rows, shares)
+    table = _plain_table(*(column for column in columns if column not in hidden))
+    for row in rows:
+        cells = {
+            "operator": escape(row.name),
+            "kind": escape(row.kind),
+            "count": str(row.count),
+            "time": _shown(row.seconds, format_seconds, "seconds" in row.estimated),
+            "share": _shown(row.share, "{:.1%}".format),
+            "so far": _shown(row.cumulative_share, "{:.1%}".format),
+            "FLOP": _shown(row.flop, format_count, "flop" in row.estimated),
+            "FLOP/s": _shown(row.flop_per_second, lambda v: format_rate(v, "FLOP")),
+            "bytes": _shown(row.bytes, format_bytes, "bytes" in row.estimated),
+            "bytes/s": _shown(row.bytes_per_second, lambda v: format_rate(v, "B")),
+            "workspace": _shown(row.workspace_bytes, format_bytes),
+        }
+        table.add_row(*(cell for column, cell in cells.items() if column not in hidden))
+    return table
+
+
+def _hidden(rows: Sequence[Row], shares: bool) -> set[str]:
+    """Columns in which no row has anything to say."""
+    known = {
+        "time": any(row.seconds is not None for row in rows),
+        "FLOP": any(row.flop is not None for row in rows),
+        "FLOP/s": any(row.flop_per_second is not None for row in rows),
+        "bytes/s": any(row.bytes_per_second is not None for row in rows),
+        "workspace": any(row.workspace_bytes is not None for row in rows),
+        "count": any(row.count > 1 for row in rows),
+        "kind": any(row.kind != row.name for row in rows),
+        "share": shares and any(row.share is not None for row in rows),
+        "so far": shares and any(row.cumulative_share is not None for row in rows),
+    }
+    return {column for column, present in known.items() if not present}
+
+
+def print_top(console: Console, rows: Sequence[Row], total: int, sort: str) -> None:
+    """The table of ``lowtide top``."""
+    console.print(_rows_table(rows, shares=True))
+    left = total - len(rows)
+    if left > 0:
+        console.print(f"… and {left} more rows; --limit 0 shows all", style="dim", highlight=False)
+    console.print(f"sorted by {sort}; ~ marks figures computed from shapes", style="dim", highlight=False)
+
+
+def print_diff(console: Console, changes: Sequence[Change], total: int, sort: str) -> None:
+    """The table of ``lowtide diff``: what got slower or larger stands first."""
+    render: Callable[[Any], str] = {"time": format_seconds, "flop": format_count}.get(sort, format_bytes)
+    table = _plain_table("operator", "count A", "count B", f"{sort} A", f"{sort} B", "change", "ratio")
+    for change in changes:
+        sign = "+" if change.change > 0 else "-" if change.change < 0 else ""
+        style = "red" if change.change > 0 else "green" if change.change < 0 else ""
+        table.add_row(
+            escape(change.name),
+            str(change.count_a),
+            str(change.count_b),
+            _shown(change.a, render),
+            _shown(change.b, render),
+            f"{sign}{render(abs(change.change))}",
+            _shown(change.ratio, "{:.2f}×".format),
+            style=style,
+        )
+    console.print(table)
+    left = total - len(changes)
+    if left > 0:
+        console.print(f"… and {left} more rows; --limit 0 shows all", style="dim", highlight=False)

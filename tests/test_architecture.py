@@ -1,0 +1,114 @@
+"""The layers stay one-way, torch stays where it belongs, and the public names are pinned."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lowtide
+
+SOURCE = Path(lowtide.__file__).parent
+
+BASE = {"errors", "units", "suggest", "files", "collector"}
+MAY_IMPORT = {
+    "errors": set(),
+    "units": set(),
+    "suggest": set(),
+    "collector": set(),
+    "files": {"errors"},
+    "graph": BASE,
+    "cost": BASE | {"graph"},
+    "formats": BASE | {"graph", "cost"},
+    "report": BASE | {"graph", "cost", "formats"},
+    "commands": BASE | {"graph", "cost", "formats", "report", "__init__"},
+    "__init__": BASE | {"graph", "cost", "formats"},
+    "__main__": {"commands"},
+}
+"""Each part of the package, and which other parts it may import. Data flows one way."""
+
+TORCH_IN = ("capture", "execute", "zoo", "cost/measure.py")
+
+
+def part_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def test_every_part_has_its_place_in_the_layers():
+    assert {part_of(path) for path in modules()} == set(MAY_IMPORT)
+
+
+def test_imports_go_one_way():
+    for path in modules():
+        part = part_of(path)
+        for name in imports(path):
+            if not name.startswith("lowtide"):
+                continue
+            pieces = name.split(".")
+            target = pieces[1] if len(pieces) > 1 and (SOURCE / pieces[1]).exists() else None
+            target = target or (
+                pieces[1] if len(pieces) > 1 and (SOURCE / f"{pieces[1]}.py").exists() else "__init__"
+            )
+            assert target == part or target in MAY_IMPORT[part], f"{path} imports {name}"
+
+
+def test_layers_have_no_cycle():
+    done = set()
+    while len(done) < len(MAY_IMPORT):
+        ready = {part for part in set(MAY_IMPORT) - done if MAY_IMPORT[part] <= done}
+        assert ready, f"a cycle among {set(MAY_IMPORT) - done}"
+        done |= ready
+
+
+def test_torch_is_imported_only_where_it_belongs():
+    for path in modules():
+        if not str(path.relative_to(SOURCE)).startswith(TORCH_IN):
+            assert not any(name.split(".")[0] == "torch" for name in imports(path)), path
+
+
+def test_nothing_unpickles_or_evaluates():
+    for path in modules():
+        names = {name.split(".")[0] for name in imports(path)}
+        assert not names & {"pickle", "marshal", "shelve", "dill", "urllib", "http", "socket", "requests"}, (
+            path
+        )
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "print", "__import__"), path
+
+
+def test_the_public_names_are_these():
+    assert sorted(lowtide.__all__) == [
+        "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "__version__", "read", "write",
+    ]  # fmt: skip
+    assert len(lowtide.__all__) <= 10
+    for name in lowtide.__all__:
+        assert getattr(lowtide, name) is not None
+
+
+def test_a_document_is_shown_where_torch_cannot_be_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    document = SOURCE.parent.parent / "examples" / "documents" / "000_1953327273121cc3.txt"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "lowtide", "show", str(document)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "7,329,956,112 bytes" in result.stdout
+
+
+def test_modules_stay_readable():
+    for path in modules():
+        assert len(path.read_text().splitlines()) <= 400, f"{path} is probably two modules"

@@ -1,0 +1,50 @@
+import os
+import stat
+
+import pytest
+
+from lowtide.errors import FileError
+from lowtide.files import read_bytes, write_atomically
+
+
+def test_a_file_is_written_whole_with_ordinary_permissions(tmp_path):
+    path = tmp_path / "a"
+    write_atomically(path, b"one")
+    assert read_bytes(path) == b"one"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    path.chmod(0o600)
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path, "/dev/zero"):
+        with pytest.raises(FileError, match="not a regular file"):
+            read_bytes(path)
+    with pytest.raises(FileError, match="No such file"):
+        read_bytes(tmp_path / "missing")
+    with pytest.raises(FileError):
+        read_bytes("\0")
+
+
+def test_an_endless_file_is_not_read(tmp_path):
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(FileError, match="more than"):
+        read_bytes(path)
