@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MUTATIONS ?= 100000
+TORCH ?= 2.13.0
 
 .PHONY: demo test setup lint fuzz bench clean
 
@@ -13,7 +14,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lowtide needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev,svg]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet 'torch==$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,svg,torch]'
 	touch $(READY)
 
 demo: setup

@@ -19,9 +19,14 @@ MAY_IMPORT = {
     "files": {"errors"},
     "graph": BASE,
     "cost": BASE | {"graph"},
+    "capture": BASE | {"graph", "cost"},
+    "plan": BASE | {"graph", "cost"},
+    "execute": BASE | {"graph", "cost", "capture", "plan"},
+    "zoo": BASE,
     "formats": BASE | {"graph", "cost"},
     "report": BASE | {"graph", "cost", "formats"},
-    "commands": BASE | {"graph", "cost", "formats", "report", "__init__"},
+    "commands": BASE
+    | {"graph", "cost", "formats", "report", "capture", "plan", "execute", "zoo", "__init__"},
     "__init__": BASE | {"graph", "cost", "formats"},
     "__main__": {"commands"},
 }

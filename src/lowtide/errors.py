@@ -4,6 +4,9 @@ LowtideError
 ├── GraphError      a graph contradicts itself
 ├── FormatError     a file is not what its format says
 ├── ConvertError    a target format cannot hold this step at all
+├── CaptureError    a PyTorch step cannot be turned into a graph
+├── PlanError       a program does not fit its graph
+├── RunError        a captured step was asked for something it cannot do
 ├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
 """
@@ -11,11 +14,14 @@ LowtideError
 from __future__ import annotations
 
 __all__ = [
+    "CaptureError",
     "ConvertError",
     "FileError",
     "FormatError",
     "GraphError",
     "LowtideError",
+    "PlanError",
+    "RunError",
     "ToolError",
 ]
 
@@ -38,6 +44,18 @@ class GraphError(LowtideError):
 
 class ConvertError(LowtideError):
     """The step lacks something that the target format cannot be written without."""
+
+
+class CaptureError(LowtideError):
+    """A PyTorch step that cannot be turned into a graph; names the user's line and the way out."""
+
+
+class PlanError(LowtideError):
+    """A program that does not fit its graph: it reads or drops what it does not hold."""
+
+
+class RunError(LowtideError):
+    """A captured step was asked for something it cannot do, such as a second backward."""
 
 
 class FileError(LowtideError):

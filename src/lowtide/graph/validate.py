@@ -84,15 +84,15 @@ def _reads_what_was_written(graph: Graph, storage: Sequence[int]) -> None:
     for k, tensor in enumerate(tensors):
         if tensor.role in RESIDENT_ROLES:
             written[storage[k]] = 1
-    ready = written[:]
+    made = bytearray(len(tensors))
     for op in graph.ops:
         for t in op.outputs:
-            ready[storage[t]] = 1
+            made[t] = 1
     for k, op in enumerate(graph.ops):
         for t in op.reads:
             owner = storage[t]
             # the gradient that starts the backward pass comes from outside: nobody ever writes it
-            if not written[owner] and (ready[owner] or tensors[t].role is not Role.GRADIENT):
+            if not written[owner] and (made[owner] or tensors[t].role is not Role.GRADIENT):
                 raise GraphError(
                     f"operator {op.id!r} reads tensor {tensors[t].id!r} before any operator has written "
                     "it: a cycle, or operators out of order",

@@ -1,0 +1,1 @@
+"""A PyTorch step as a Graph."""

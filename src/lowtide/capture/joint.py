@@ -1,0 +1,253 @@
+"""A joint forward-and-backward graph of AOTAutograd as a Graph, with the calls that run its operators."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from lowtide.errors import CaptureError
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
+
+__all__ = ["Call", "Joint", "Leaf", "read_joint"]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An input of the captured function: what it is called and what it is for."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How an operator is run: the function and its arguments, an fx node wherever a tensor goes."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[int, ...]
+    """The tensor of each result, -1 for a result that is no tensor."""
+    several: bool
+    """Whether the function returns a sequence of results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A captured step: the graph, how to run it, and which tensors go in and come out."""
+
+    graph: Graph
+    calls: tuple[Call, ...]
+    tensor_of: Mapping[fx.Node, int]
+    inputs: tuple[int | None, ...]
+    """The tensor of every input of forward; None for a value that is no tensor."""
+    tangents: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    """What forward returns; None for a value that is no tensor."""
+    gradients: tuple[int | None, ...]
+    """What backward returns, one an input; None where no gradient is asked for."""
+
+
+def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf]) -> Joint:
+    """The Graph of a joint module whose first ``num_outputs`` results are those of forward."""
+    nodes = list(module.graph.nodes)
+    results = list(nodes[-1].args[0])
+    forward = _ancestors(r for r in results[:num_outputs] if isinstance(r, fx.Node))
+    builder = _Builder()
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    for position, node in enumerate(primals):
+        leaf = leaves[position] if position < len(leaves) else Leaf(node.name, Role.INPUT)
+        builder.add_leaf(node, leaf.name, leaf.role)
+    for node in tangents:
+        builder.add_leaf(node, node.name, Role.GRADIENT)
+    calls = [node for node in nodes if node.op not in ("placeholder", "output")]
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for node in calls:
+            if (node in forward) == (phase is Phase.FORWARD):
+                builder.add_call(node, phase)
+    inputs = tuple(builder.tensor_of.get(node) for node in primals)
+    gradients = tuple(builder.tensor_of[r] if isinstance(r, fx.Node) else None for r in results[num_outputs:])
+    outputs = tuple(
+        builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results[:num_outputs]
+    )
+    return Joint(
+        graph=builder.graph(inputs, outputs, gradients),
+        calls=tuple(builder.calls),
+        tensor_of=builder.tensor_of,
+        inputs=inputs,
+        tangents=tuple(builder.tensor_of[node] for node in tangents),
+        outputs=outputs,
+        gradients=gradients,
+    )
+
+
+def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+class _Builder:
+    """Tensors and operators as they are met."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+        self.calls: list[Call] = []
+        self.tensor_of: dict[fx.Node, int] = {}
+        self._op_of: dict[fx.Node, int] = {}
+
+    def add_leaf(self, node: fx.Node, name: str, role: Role) -> None:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        self.tensor_of[node] = len(self.tensors)
+        self.tensors.append(_tensor(node.name, value, role, name))
+
+    def add_call(self, node: fx.Node, phase: Phase) -> None:
+        if node.op != "call_function":
+            raise CaptureError(
+                f"{_where(node)}: {node.op} {node.target!r} is not supported in a captured step"
+            )
+        if node.target is operator.getitem:
+            self._add_output(node)
+            return
+        values = node.meta.get("val")
+        inputs = [self.tensor_of[n] for n in node.all_input_nodes if n in self.tensor_of]
+        results: list[int] = []
+        if isinstance(values, torch.Tensor):
+            alias = self._viewed(node)
+            self.tensor_of[node] = len(self.tensors)
+            results.append(len(self.tensors))
+            self.tensors.append(
+                _tensor(node.name, values, Role.ACTIVATION, alias=alias, source=_source(node))
+            )
+        elif isinstance(values, tuple | list):
+            self._op_of[node] = len(self.ops)
+            alias = self._viewed(node)
+            for k, value in enumerate(values):
+                results.append(len(self.tensors) if isinstance(value, torch.Tensor) else -1)
+                if isinstance(value, torch.Tensor):
+                    name = f"{node.name}.{k}"
+                    self.tensors.append(
+                        _tensor(name, value, Role.ACTIVATION, alias=alias, source=_source(node))
+                    )
+        outputs = [t for t in results if t >= 0]
+        self.ops.append(
+            Op(
+                id=node.name,
+                kind=_kind(node.target),
+                phase=phase,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                name=_module_path(node),
+                device=str(self.tensors[outputs[0]].device) if outputs else "",
+                source=_source(node),
+                attributes=_attributes(node),
+            )
+        )
+        several = not isinstance(values, torch.Tensor)
+        self.calls.append(Call(node.target, node.args, node.kwargs, tuple(results), several))
+
+    def _add_output(self, node: fx.Node) -> None:
+        """A getitem names one of the results of an operator with several."""
+        producer, index = node.args
+        assert isinstance(producer, fx.Node)
+        assert isinstance(index, int)
+        self.tensor_of[node] = self.calls[self._op_of[producer]].results[index]
+
+    def _viewed(self, node: fx.Node) -> int | None:
+        """The tensor whose storage the results share, by the operator's own schema."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.returns or schema.returns[0].alias_info is None:
+            return None
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and isinstance(value, fx.Node):
+                return self.tensor_of.get(value)
+        return None
+
+    def graph(
+        self, inputs: Sequence[int | None], outputs: Sequence[int | None], gradients: Sequence[int | None]
+    ) -> Graph:
+        tensors = list(self.tensors)
+        for leaf, gradient in zip(inputs, gradients, strict=False):
+            if leaf is not None and gradient is not None and tensors[gradient].role not in RESIDENT_ROLES:
+                replaced = msgspec.structs.replace(tensors[gradient], role=Role.GRADIENT, gradient_of=leaf)
+                tensors[gradient] = replaced
+        returned = sorted({t for t in outputs if t is not None})
+        return validate(Graph(tuple(tensors), tuple(self.ops), attributes={"returned": returned}))
+
+
+def _tensor(
+    name: str,
+    value: torch.Tensor,
+    role: Role,
+    label: str = "",
+    *,
+    alias: int | None = None,
+    source: Source | None = None,
+) -> Tensor:
+    size = value.numel() * value.itemsize
+    if alias is None and value.layout is torch.strided:
+        size = value.untyped_storage().nbytes()
+    return Tensor(
+        id=name,
+        bytes=int(size),
+        role=role,
+        name=label,
+        shape=tuple(int(d) for d in value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(value.device),
+        alias=alias,
+        source=source,
+    )
+
+
+def _kind(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    return str(packet if packet is not None else getattr(target, "__name__", target))
+
+
+def _attributes(node: fx.Node) -> dict[str, Any]:
+    tags = getattr(node.target, "tags", ())
+    return {"random": True} if torch.Tag.nondeterministic_seeded in tags else {}
+
+
+def _module_path(node: fx.Node) -> str:
+    """`layer1.0.conv1`, from the innermost module that ran the operator; forward's for its backward."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return re.sub(r"^[LG]\['\w+'\]\.?|__\w+__\.?", "", path).replace("['", ".").replace("']", "").strip(".")
+
+
+def _source(node: fx.Node) -> Source | None:
+    """The innermost line of the user's own code."""
+    trace = node.meta.get("stack_trace")
+    frames = _FRAME.findall(trace) if trace else []
+    for file, line in reversed(frames):
+        if "/torch/" not in file:
+            return Source(file, int(line))
+    return Source(frames[-1][0], int(frames[-1][1])) if frames else None
+
+
+def _where(node: fx.Node) -> str:
+    source = _source(node)
+    return f"{source.file}:{source.line}" if source else "the captured step"

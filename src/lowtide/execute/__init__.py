@@ -1,0 +1,1 @@
+"""Programs run on PyTorch, watched and compared."""

@@ -1,0 +1,216 @@
+"""Runs a Program: each part is a straight line over a table of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.joint import Call, Joint
+from lowtide.execute.memory import Marker
+from lowtide.execute.random_state import random_state, replayed
+from lowtide.graph import Role
+from lowtide.plan.program import Drop, Instruction, Program, Run
+
+__all__ = ["Interpreter", "in_place_variant"]
+
+
+class Interpreter:
+    """The forward and the backward part of one Program, ready to run.
+
+    Tensors live in a table with a place for each tensor of the graph. A Run fills places, a Drop clears
+    them, so that memory is given back at the instruction that says so.
+    """
+
+    def __init__(self, joint: Joint, program: Program) -> None:
+        self.joint = joint
+        self.program = program
+        again = _run_again(program)
+        self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
+        """Random operators that run more than once: the state before their first run is kept."""
+        self.saved = _needed_by_backward(joint, program)
+        self.copied = frozenset(t for t in self.saved if joint.graph.tensors[t].role is Role.BUFFER)
+        """Buffers that backward reads: the step updates them in between, so their old value is copied."""
+        self.marker: Marker | None = None
+        """Told before and after each operator runs, while somebody watches."""
+        place = {op: k for k, op in enumerate(self.states)}
+        self._forward = [_prepared(joint, line, place, first=True) for line in program.forward]
+        seen = {line.op for line in program.forward if isinstance(line, Run)}
+        self._backward = []
+        for line in program.backward:
+            first = isinstance(line, Run) and line.op not in seen
+            if isinstance(line, Run):
+                seen.add(line.op)
+            self._backward.append(_prepared(joint, line, place, first=first))
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """Results of the step, then what backward needs: tensors and random states. Empties ``arguments``."""
+        joint = self.joint
+        table: list[Any] = [None] * len(joint.graph.tensors)
+        for tensor, value in zip(joint.inputs, arguments, strict=True):
+            if tensor is not None:
+                table[tensor] = value
+        arguments.clear()
+        states: list[torch.Tensor | None] = [None] * len(self.states)
+        self._run(self._forward, table, states)
+        outputs = [None if t is None else table[t] for t in joint.outputs]
+        saved = [table[t].clone() if t in self.copied else table[t] for t in self.saved]
+        return [*outputs, *saved, *(state for state in states if state is not None)]
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
+        joint = self.joint
+        table: list[Any] = [None] * len(joint.graph.tensors)
+        kept = len(self.saved)
+        for tensor, value in zip(self.saved, arguments[:kept], strict=True):
+            table[tensor] = value
+        states = list(arguments[kept : kept + len(self.states)])
+        for tensor, value in zip(joint.tangents, arguments[kept + len(self.states) :], strict=True):
+            table[tensor] = value
+        arguments.clear()
+        self._run(self._backward, table, states)
+        return [None if t is None else table[t] for t in joint.gradients]
+
+    def _run(self, lines: Sequence[_Line], table: list[Any], states: list[torch.Tensor | None]) -> None:
+        marker = self.marker
+        if marker is None:
+            for line in lines:
+                line(table, states)
+            return
+        for line in lines:
+            if isinstance(line, _Running):
+                marker.before(line.op)
+                line(table, states)
+                marker.after(line.op)
+            else:
+                line(table, states)
+
+
+def _run_again(program: Program) -> set[int]:
+    seen: set[int] = set()
+    again: set[int] = set()
+    for line in program.instructions:
+        if isinstance(line, Run):
+            (again if line.op in seen else seen).add(line.op)
+    return again
+
+
+def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
+    """Tensors that the backward part reads or returns before it makes them."""
+    needed = {t for t in joint.gradients if t is not None}
+    for line in reversed(program.backward):
+        if isinstance(line, Run):
+            op = joint.graph.ops[line.op]
+            needed.difference_update(t for t in op.outputs if t not in op.inputs)
+            needed.update(op.reads)
+    return tuple(sorted(needed - set(joint.tangents)))
+
+
+class _Line:
+    """One prepared instruction."""
+
+    __slots__ = ()
+
+    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
+        """Change the table as the instruction says; random states are kept in, or taken from, ``states``."""
+        raise NotImplementedError(f"{type(self).__name__}: {len(table)} tensors, {len(states)} states")
+
+
+class _Dropping(_Line):
+    """Clears places of the table."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self, tensors: tuple[int, ...]) -> None:
+        self.tensors = tensors
+
+    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:  # noqa: ARG002
+        for tensor in self.tensors:
+            table[tensor] = None
+
+
+class _Running(_Line):
+    """Calls an operator with its arguments filled in, and puts the results into the table."""
+
+    __slots__ = (
+        "args",
+        "fill",
+        "function",
+        "kwargs",
+        "nested",
+        "op",
+        "outputs",
+        "several",
+        "state",
+        "store_state",
+    )
+
+    def __init__(self, joint: Joint, run: Run, state: int | None, store_state: bool) -> None:
+        call = joint.calls[run.op]
+        self.op = run.op
+        self.function = call.target if run.in_place is None else in_place_variant(call.target)
+        self.args, self.fill, self.nested = _template(joint, call)
+        self.kwargs = dict(call.kwargs)
+        self.outputs, self.several = call.results, call.several
+        self.state = state
+        self.store_state = store_state
+
+    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
+        args = self.args.copy()
+        for position, tensor in self.fill:
+            args[position] = table[tensor]
+        for position, items in self.nested:
+            args[position] = [table[item[0]] if type(item) is tuple else item for item in items]
+        if self.state is None:
+            result = self.function(*args, **self.kwargs)
+        elif self.store_state:
+            states[self.state] = random_state(args, self.kwargs)
+            result = self.function(*args, **self.kwargs)
+        else:
+            state = states[self.state]
+            assert state is not None
+            with replayed(state, args, self.kwargs):
+                result = self.function(*args, **self.kwargs)
+        if not self.several:
+            tensor = self.outputs[0]
+            if table[tensor] is None:
+                table[tensor] = result
+            return
+        for tensor, value in zip(self.outputs, result, strict=True):
+            if tensor >= 0 and table[tensor] is None:
+                table[tensor] = value
+
+
+def _prepared(joint: Joint, line: Instruction, place: dict[int, int], *, first: bool) -> _Line:
+    if isinstance(line, Drop):
+        return _Dropping(line.tensors)
+    return _Running(joint, line, place.get(line.op), first)
+
+
+def _template(
+    joint: Joint, call: Call
+) -> tuple[list[Any], list[tuple[int, int]], list[tuple[int, list[Any]]]]:
+    """Positional arguments, where single tensors go, and lists in which tensors go."""
+    args: list[Any] = list(call.args)
+    fill: list[tuple[int, int]] = []
+    nested: list[tuple[int, list[Any]]] = []
+    for position, value in enumerate(args):
+        if isinstance(value, fx.Node):
+            fill.append((position, joint.tensor_of[value]))
+            args[position] = None
+        elif isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
+            items = [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
+            nested.append((position, items))
+            args[position] = None
+    return args, fill, nested
+
+
+def in_place_variant(target: Any) -> Any:
+    """The operator that writes its result over its first argument, or None."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet is None:
+        return None
+    overload = str(target).rpartition(".")[2]
+    return getattr(getattr(torch.ops.aten, f"{packet.__name__}_", None), overload, None)

@@ -1,0 +1,94 @@
+"""Programs that need no search: store everything, and make everything again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lowtide.graph import RESIDENT_ROLES, Graph, Phase
+from lowtide.plan.program import Drop, Instruction, Program, Run
+
+__all__ = ["kept_throughout", "recompute_all", "store_all"]
+
+
+def store_all(graph: Graph) -> Program:
+    """Every operator once, in program order; each tensor is dropped after its last use."""
+    order = list(range(len(graph.ops)))
+    split = _split(graph)
+    return Program(*_with_drops(graph, order[:split], order[split:]))
+
+
+def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
+    """Nothing that forward can make again is kept for backward: it is made where backward first reads it.
+
+    With ``each_use`` it is made again for every backward operator that reads it, from leaves alone: the
+    harshest Program there is. Both stand for exactness, not for speed.
+    """
+    split = _split(graph)
+    producer = {t: k for k in range(split) for t in graph.ops[k].outputs}
+    kept = set(kept_throughout(graph))
+    held = set(kept)
+    backward: list[int] = []
+    for k in range(split, len(graph.ops)):
+        wanted = [t for t in graph.ops[k].reads if t in producer and t not in held]
+        makers = _makers(graph, wanted, producer, held)
+        if not each_use:
+            held.update(t for maker in makers for t in graph.ops[maker].outputs)
+        backward += [*makers, k]
+    return Program(*_with_drops(graph, list(range(split)), backward))
+
+
+def kept_throughout(graph: Graph) -> list[int]:
+    """Tensors that are never dropped: leaves, what the step returns, and gradients of leaves."""
+    returned = set(graph.attributes.get("returned", ()))
+    return [
+        k
+        for k, tensor in enumerate(graph.tensors)
+        if tensor.role in RESIDENT_ROLES
+        or k in returned
+        or (tensor.gradient_of is not None and graph.tensors[tensor.gradient_of].role in RESIDENT_ROLES)
+    ]
+
+
+def _split(graph: Graph) -> int:
+    """How many operators belong to forward: they come first."""
+    return sum(op.phase is Phase.FORWARD for op in graph.ops)
+
+
+def _makers(graph: Graph, wanted: Iterable[int], producer: dict[int, int], kept: set[int]) -> list[int]:
+    """Forward operators, in order, that make these tensors from what is kept."""
+    found: set[int] = set()
+    stack = [producer[t] for t in wanted]
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [producer[t] for t in graph.ops[op].reads if t in producer and t not in kept]
+    return sorted(found)
+
+
+def _with_drops(
+    graph: Graph, forward: Sequence[int], backward: Sequence[int]
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """Runs, with each tensor dropped right after its last use before it is made again, or at all."""
+    runs = [*forward, *backward]
+    kept = set(kept_throughout(graph))
+    needed: set[int] = set()
+    drops: list[list[int]] = []
+    for position in reversed(range(len(runs))):
+        op = graph.ops[runs[position]]
+        touched = dict.fromkeys((*op.reads, *op.outputs))
+        drops.append([t for t in touched if t not in kept and t not in needed])
+        needed.difference_update(t for t in op.outputs if t not in op.inputs)
+        needed.update(op.reads)
+    drops.reverse()
+    lines: list[Instruction] = []
+    cut = 0
+    for position, op_index in enumerate(runs):
+        if position == len(forward):
+            cut = len(lines)
+        lines.append(Run(op_index))
+        if drops[position]:
+            lines.append(Drop(tuple(drops[position])))
+    if len(forward) == len(runs):
+        cut = len(lines)
+    return tuple(lines[:cut]), tuple(lines[cut:])

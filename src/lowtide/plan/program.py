@@ -1,0 +1,45 @@
+"""Program: a plan as a straight line of instructions.
+
+A Program is data. It names operators and tensors by their position in the graph; a tensor that was
+dropped may be made again by running its producer again. Storing everything is just the longest-lived
+Program.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Drop", "Instruction", "Program", "Run"]
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="run", gc=False):
+    """Run an operator: its outputs exist from here on, for the first time or again."""
+
+    op: int
+    in_place: int | None = None
+    """Position in the operator's inputs of the tensor whose storage the first output takes over."""
+
+
+class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", gc=False):
+    """Let go of tensors; a storage is free once no tensor on it is held."""
+
+    tensors: tuple[int, ...]
+
+
+Instruction = Run | Drop
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Instructions of the forward part, and of the backward part, which autograd may ask for later."""
+
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...] = ()
+    lowtide: Literal["program"] = "program"
+    version: Literal[1] = 1
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Both parts, one after the other."""
+        return self.forward + self.backward

@@ -1,0 +1,235 @@
+"""Addresses: what they name, and what is said about those that name nothing."""
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from lowtide import zoo
+from lowtide.errors import LowtideError
+
+
+def problem(text, **options):
+    with pytest.raises(zoo.TargetError) as caught:
+        zoo.build(text, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("unet", "unet"),
+        ("unet:base=64,batch=8,size=572", "unet"),
+        ("unet:size=188,base=4", "unet:base=4,size=188"),
+        ("unet:base=16,batch=2,size=284", "unet:base=16,batch=2,size=284"),
+        ("unet:batch=02", "unet:batch=2"),
+        ("gpt2:dropout=0", "gpt2"),
+        ("gpt2:dropout=10,width=64", "gpt2:width=64,dropout=10"),
+        ("resnet50-inference:batch=1,size=32", "resnet50-inference:batch=1,size=32"),
+        ("some/where.py:make", "some/where.py:make"),
+    ],
+)
+def test_one_step_has_one_name(text, name):
+    assert zoo.parse(text).name == name
+    assert zoo.parse(name).name == name
+
+
+def test_settings_reach_the_network():
+    built = zoo.build("unet:base=16,batch=2,size=284", device="meta")
+    assert [tuple(part.shape) for part in built.batch] == [(2, 1, 284, 284), (2, 100, 100)]
+    assert built.model.conv_d0a_b.out_channels == 16
+    assert built.name == "unet:base=16,batch=2,size=284"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("unett", ["no network 'unett'", "Did you mean 'unet'", "resnet50-inference", "file.py:function"]),
+        ("", ["no network ''"]),
+        ("unet:bse=4", ["no key 'bse'", "Did you mean 'base'", "base=64, batch=8, size=572"]),
+        ("unet:", ["'' is not key=value", "base=64"]),
+        ("unet:base", ["'base' is not key=value"]),
+        ("unet:base=4,", ["'' is not key=value"]),
+        ("unet:base=4,base=8", ["base is set twice"]),
+        ("unet:base=0", ["base=0 is not possible", "from 1 to"]),
+        ("unet:base=-4", ["base=-4 is not possible"]),
+        ("unet:base=4.5", ["base=4.5 is not possible", "whole number"]),
+        ("unet:base=", ["base= is not possible"]),
+        ("unet:base=٣", ["is not possible"]),
+        ("unet:batch=" + "9" * 5000, ["is not possible"]),
+        ("gpt2:dropout=100", ["dropout is a whole number from 0 to 99"]),
+        ("unet:size=570", ["size=570 is impossible", "size=556 or size=572"]),
+        ("unet:size=100", ["size=100 is impossible", "nearest that works: size=188"]),
+        ("alexnet:size=30", ["nearest that works: size=59"]),
+        ("locallyconnected:size=3", ["nearest that works: size=15"]),
+        ("convpool:size=2", ["nearest that works: size=4"]),
+        ("vgg19:size=31", ["nearest that works: size=32"]),
+        ("densenet161:size=28", ["nearest that works: size=29"]),
+        ("densenet161:batch=1,size=60", ["no variance", "batch=2 or size=61"]),
+        ("resnet50:batch=1,size=32", ["resnet50: batch=1 with size=32", "no variance", "batch=2 or size=33"]),
+        ("gpt2:width=1000", ["width=1000 is impossible", "16 heads", "width=992 or width=1008"]),
+        ("unet:batch=16777216,size=16777212", ["cannot be built on meta"]),
+    ],
+)
+def test_a_bad_address_is_explained(text, parts):
+    said = problem(text, device="meta")
+    for part in parts:
+        assert part in said, said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unet:base=1,batch=1,size=188",
+        "alexnet:batch=1,size=59",
+        "locallyconnected:batch=1,size=15,channels=1,classes=1",
+        "convpool:size=4",
+        "vgg19:batch=1,size=32",
+        "densenet161:batch=1,size=61",
+        "densenet161:batch=2,size=29",
+        "resnet50:batch=1,size=33",
+        "resnet50:batch=2,size=1",
+        "resnet50-inference:batch=1,size=1",
+        "gpt2:batch=1,layers=1,width=1,heads=1,length=1,vocab=1",
+    ],
+)
+def test_the_smallest_sizes_work(text):
+    assert zoo.build(text, device="meta").step().is_meta
+
+
+def test_a_device_that_is_not_there_is_an_error():
+    assert "'nowhere' cannot be used" in problem("convpool", device="nowhere")
+
+
+def test_it_is_an_error_of_lowtide():
+    assert issubclass(zoo.TargetError, LowtideError)
+
+
+GOOD = """
+    import torch
+    from dataclasses import dataclass
+    from torch import nn
+    from beside import WIDTH
+
+    @dataclass
+    class Options:
+        width: "int" = WIDTH
+
+    def make():
+        model = nn.Sequential(nn.Linear(Options().width, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        batch = (torch.randn(2, 3), {"target": torch.rand(2, 1), "scale": 2.0})
+        return model, batch, loss
+
+    def loss(model, x, more):
+        return ((model(x) - more["target"]) ** 2).mean() * more["scale"]
+
+    def frozen():
+        model, batch, loss = make()
+        return model.requires_grad_(False), list(batch), loss
+
+    def pair():
+        return make()[:2]
+
+    def nothing():
+        return None
+
+    def no_module():
+        return (loss, (), loss)
+
+    def bare_tensor():
+        return (make()[0], torch.ones(3), loss)
+
+    def no_loss():
+        return (make()[0], (), 3)
+
+    def fails():
+        x = 1
+        raise KeyError("inside")
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path):
+    (tmp_path / "beside.py").write_text("WIDTH = 3\n")
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(GOOD))
+    yield path
+    sys.modules.pop("beside", None)
+
+
+def test_a_function_of_my_own_file(code):
+    state, paths = torch.get_rng_state(), list(sys.path)
+    built, again, other = (zoo.build(f"{code}:make", seed=seed) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert sys.path == paths
+    assert built.name == f"{code}:make"
+    assert built.trains
+    assert built.update is None
+    assert torch.equal(built.batch[0], again.batch[0])
+    assert torch.equal(built.model[0].weight, again.model[0].weight)
+    assert not torch.equal(built.batch[0], other.batch[0])
+    with torch.random.fork_rng(devices=[]):
+        built.step().backward()
+    assert all(parameter.grad is not None for parameter in built.model.parameters())
+
+
+def test_it_is_moved_to_the_device(code):
+    built = zoo.build(f"{code}:make", device="meta")
+    assert built.batch[0].is_meta
+    assert built.batch[1]["target"].is_meta
+    assert built.batch[1]["scale"] == 2.0
+    assert built.step().is_meta
+
+
+def test_nothing_to_train(code):
+    built = zoo.build(f"{code}:frozen")
+    assert not built.trains
+    assert isinstance(built.batch, tuple)
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        ("mak", ["'mak' does not exist there", "Did you mean 'make'"]),
+        ("number", ["'number' is not a function there"]),
+        ("pair", ["returned a tuple of 2", "(model, batch, loss)"]),
+        ("nothing", ["returned a NoneType", "(model, batch, loss)"]),
+        ("no_module", ["the model is a function"]),
+        ("bare_tensor", ["the batch is a Tensor", "(x,)"]),
+        ("no_loss", ["the loss is a int"]),
+        ("fails", ["mine.py:40: fails() failed: KeyError: 'inside'"]),
+        ("not a name", ["is no name of a function"]),
+        ("", ["is no name of a function"]),
+    ],
+)
+def test_a_bad_function_is_explained(code, function, parts):
+    said = problem(f"{code}:{function}")
+    for part in parts:
+        assert part in said, said
+
+
+def test_a_missing_file_is_explained(tmp_path):
+    assert "there is no such file" in problem(f"{tmp_path / 'none.py'}:make")
+    (tmp_path / "folder.py").mkdir()
+    assert "there is no such file" in problem(f"{tmp_path / 'folder.py'}:make")
+    assert "names no function; write mine.py:function" in problem("mine.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x = 1\nx = = 2\n", ":2: the file cannot be run: SyntaxError"),
+        ("import no_such_module\n", ":1: the file cannot be run: ModuleNotFoundError"),
+        ("\n\nraise SystemExit(3)\n", ":3: the file cannot be run: SystemExit: 3"),
+    ],
+)
+def test_a_broken_file_is_explained(tmp_path, text, part):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    before = set(sys.modules)
+    assert f"{path}{part}" in problem(f"{path}:make")
+    assert not {name for name in set(sys.modules) - before if name.startswith("lowtide_target")}
