@@ -48,6 +48,8 @@ class Joint:
     graph: Graph
     calls: tuple[Call, ...]
     tensor_of: Mapping[fx.Node, int]
+    values: tuple[torch.Tensor, ...]
+    """Every tensor as shape, type and layout alone."""
     inputs: tuple[int | None, ...]
     """The tensor of every input of forward; None for a value that is no tensor."""
     tangents: tuple[int, ...]
@@ -85,6 +87,7 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
         graph=builder.graph(inputs, outputs, gradients),
         calls=tuple(builder.calls),
         tensor_of=builder.tensor_of,
+        values=tuple(builder.values),
         inputs=inputs,
         tangents=tuple(builder.tensor_of[node] for node in tangents),
         outputs=outputs,
@@ -108,6 +111,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
+        self.values: list[torch.Tensor] = []
         self.ops: list[Op] = []
         self.calls: list[Call] = []
         self.tensor_of: dict[fx.Node, int] = {}
@@ -119,6 +123,7 @@ class _Builder:
             return
         self.tensor_of[node] = len(self.tensors)
         self.tensors.append(_tensor(node.name, value, role, name))
+        self.values.append(value)
 
     def add_call(self, node: fx.Node, phase: Phase) -> None:
         if node.op != "call_function":
@@ -138,6 +143,7 @@ class _Builder:
             self.tensors.append(
                 _tensor(node.name, values, Role.ACTIVATION, alias=alias, source=_source(node))
             )
+            self.values.append(values)
         elif isinstance(values, tuple | list):
             self._op_of[node] = len(self.ops)
             alias = self._viewed(node)
@@ -145,6 +151,7 @@ class _Builder:
                 results.append(len(self.tensors) if isinstance(value, torch.Tensor) else -1)
                 if isinstance(value, torch.Tensor):
                     name = f"{node.name}.{k}"
+                    self.values.append(value)
                     self.tensors.append(
                         _tensor(name, value, Role.ACTIVATION, alias=alias, source=_source(node))
                     )

@@ -11,6 +11,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from lowtide.capture.joint import Leaf, read_joint
+from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
 from lowtide.execute.interpreter import Interpreter
 from lowtide.graph import Graph, Role
@@ -51,7 +52,7 @@ def compile_with(
     def partition(
         joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        captured = read_joint(joint, num_fwd_outputs, leaves)
+        captured = read_joint(as_eager(joint), num_fwd_outputs, leaves)
         interpreter = Interpreter(captured, planner(captured.graph))
         made.append(interpreter)
         if watch is not None:
@@ -66,7 +67,7 @@ def compile_with(
 
     def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         results: Any = graph.graph.output_node().args[0]
-        captured = read_joint(graph, len(results), leaves)
+        captured = read_joint(as_eager(graph), len(results), leaves)
         interpreter = Interpreter(captured, planner(captured.graph))
         if watch is not None:
             watch(interpreter)

@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from lowtide.capture.joint import Call, Joint
+from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.memory import Marker
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.graph import Role
 from lowtide.plan.program import Drop, Instruction, Program, Run
 
-__all__ = ["Interpreter", "in_place_variant"]
+__all__ = ["Interpreter"]
 
 
 class Interpreter:
@@ -205,12 +206,3 @@ def _template(
             nested.append((position, items))
             args[position] = None
     return args, fill, nested
-
-
-def in_place_variant(target: Any) -> Any:
-    """The operator that writes its result over its first argument, or None."""
-    packet = getattr(target, "overloadpacket", None)
-    if packet is None:
-        return None
-    overload = str(target).rpartition(".")[2]
-    return getattr(getattr(torch.ops.aten, f"{packet.__name__}_", None), overload, None)

@@ -73,7 +73,7 @@ def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
 def _read_tree(roots: Iterable[Any]) -> Allocations:
     changes: list[tuple[int, int, int | None]] = []
     marks: list[tuple[int, int, int]] = []
-    kind = torch._C._profiler._EventType.Allocation  # noqa: SLF001
+    kind = torch._C._profiler._EventType.Allocation
     for event in _walk(roots):
         if event.tag == kind:
             if event.extra_fields.device.type == "cpu":

@@ -1,0 +1,45 @@
+"""Which operators have a form that writes over their first argument, bit for bit the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.joint import Joint
+
+__all__ = ["able_in_place", "in_place_variant"]
+
+
+def able_in_place(joint: Joint) -> frozenset[int]:
+    """Pointwise operators whose result has the shape, type and layout of their first argument."""
+    return frozenset(k for k in range(len(joint.calls)) if _able(joint, k))
+
+
+def _able(joint: Joint, op: int) -> bool:
+    call = joint.calls[op]
+    tags = getattr(call.target, "tags", ())
+    if call.several or torch.Tag.pointwise not in tags or in_place_variant(call.target) is None:
+        return False
+    if not call.args or not isinstance(call.args[0], fx.Node):
+        return False
+    inputs = joint.graph.ops[op].inputs
+    if not inputs or inputs[0] != joint.tensor_of.get(call.args[0]):
+        return False
+    before, after = joint.values[inputs[0]], joint.values[call.results[0]]
+    return (before.shape, before.dtype, before.stride(), before.device) == (
+        after.shape,
+        after.dtype,
+        after.stride(),
+        after.device,
+    ) and bool(torch.ops.aten.is_non_overlapping_and_dense(before))
+
+
+def in_place_variant(target: Any) -> Any:
+    """The operator that writes its result over its first argument, or None."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet is None:
+        return None
+    overload = str(target).rpartition(".")[2]
+    return getattr(getattr(torch.ops.aten, f"{packet.__name__}_", None), overload, None)

@@ -1,0 +1,47 @@
+"""Operators that write over an input which dies with them: one storage less."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lowtide.graph import Graph
+from lowtide.plan.memory import Memory
+from lowtide.plan.plain import kept_throughout
+from lowtide.plan.program import Drop, Instruction, Program, Run
+
+__all__ = ["with_in_place"]
+
+
+def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Program:
+    """The Program with every operator of ``able`` in place where its first input allows it.
+
+    Safe where the input is dropped right after, nobody else is on its storage (no view of it, nothing kept
+    for backward), and the operator reads it once. ``able`` names operators whose first output may take the
+    place of their first input: same shape, type and layout.
+    """
+    memory = Memory(graph)
+    kept = set(kept_throughout(graph))
+    given = set(memory.storage_of)
+    lines = list(program.instructions)
+    found: list[Instruction] = []
+    for position, line in enumerate(lines):
+        if isinstance(line, Drop):
+            for tensor in line.tensors:
+                memory.release(tensor)
+            found.append(line)
+            continue
+        op = graph.ops[line.op]
+        following = lines[position + 1] if position + 1 < len(lines) else None
+        dropped = following.tensors if isinstance(following, Drop) else ()
+        crosses = position + 1 == len(program.forward)
+        chosen = line
+        if line.op in able and op.inputs and not crosses:
+            source = op.inputs[0]
+            alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1
+            free = source in dropped and source not in kept and source not in given
+            if alone and free and op.inputs.count(source) == 1 and op.outputs[0] not in memory.storage_of:
+                chosen = Run(line.op, in_place=0)
+        memory.run(chosen)
+        found.append(chosen)
+    cut = len(program.forward)
+    return Program(tuple(found[:cut]), tuple(found[cut:]))

@@ -1,0 +1,90 @@
+"""Which tensors a Program holds at some instant, and on which storages.
+
+A storage comes into being when an operator writes a new tensor, is shared by views and by operators that
+run in place, and is gone when the last tensor on it is let go. Leaves are there throughout.
+"""
+
+from __future__ import annotations
+
+from lowtide.errors import PlanError
+from lowtide.graph import RESIDENT_ROLES, Graph, Tensor
+from lowtide.plan.program import Run
+
+__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes"]
+
+CUDA_BLOCK_BYTES = 512
+
+
+def allocated_bytes(tensor: Tensor) -> int:
+    """What the allocator takes for a tensor: CUDA's rounds up to whole blocks."""
+    if not tensor.device.startswith("cuda"):
+        return tensor.bytes
+    return -(-tensor.bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+
+
+class Memory:
+    """Tensors that are held, the storage each is on, and the bytes of all storages."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.storage_of: dict[int, int] = {}
+        self.holders: dict[int, int] = {}
+        self.size: dict[int, int] = {}
+        self.live = 0
+        self._next = 0
+        for k, tensor in enumerate(graph.tensors):
+            if tensor.role in RESIDENT_ROLES and tensor.alias is None:
+                self.hold(k)
+        for k in _given(graph):
+            if k not in self.storage_of:
+                self.hold(k)
+
+    def hold(self, tensor: int, storage: int | None = None) -> None:
+        """Hold a tensor on a storage of its own, or on one that exists."""
+        if storage is None:
+            storage = self._next
+            self._next += 1
+            self.size[storage] = allocated_bytes(self.graph.tensors[tensor])
+            self.holders[storage] = 0
+            self.live += self.size[storage]
+        self.storage_of[tensor] = storage
+        self.holders[storage] += 1
+
+    def release(self, tensor: int) -> None:
+        """Let go of a tensor, and of its storage if nobody else is on it."""
+        if tensor not in self.storage_of:
+            raise PlanError(f"the program drops {self.graph.tensors[tensor].label!r}, which it does not hold")
+        storage = self.storage_of.pop(tensor)
+        self.holders[storage] -= 1
+        if not self.holders[storage]:
+            self.live -= self.size.pop(storage)
+            del self.holders[storage]
+
+    def run(self, instruction: Run) -> int:
+        """Hold what the operator writes; the bytes of what it writes again though it is still held."""
+        graph = self.graph
+        op = graph.ops[instruction.op]
+        for tensor in op.reads:
+            if tensor not in self.storage_of:
+                what = graph.tensors[tensor].label
+                raise PlanError(f"{op.label!r} reads {what!r}, which the program does not hold")
+        taken = None if instruction.in_place is None else self.storage_of[op.inputs[instruction.in_place]]
+        passing = 0
+        for position, tensor in enumerate(op.outputs):
+            base = graph.tensors[tensor].alias
+            if tensor in self.storage_of:
+                again = base is None and tensor not in op.inputs
+                passing += allocated_bytes(graph.tensors[tensor]) if again else 0
+            elif base is not None:
+                self.hold(tensor, self.storage_of[base])
+            elif position == 0 and taken is not None:
+                self.hold(tensor, taken)
+            else:
+                self.hold(tensor)
+        return passing
+
+
+def _given(graph: Graph) -> list[int]:
+    """Tensors that no operator writes: leaves, and the gradient that starts backward."""
+    written = {t for op in graph.ops for t in op.outputs}
+    return [k for k in range(len(graph.tensors)) if k not in written]
