@@ -183,7 +183,8 @@ def main() -> None:
         "within_limits": largest["seconds"] < LIMIT_SECONDS and largest["memory_bytes"] < LIMIT_BYTES,
         "series": series,
     }
-    text = f"# Scale\n\n`{report['command']}`, {report['date']}, {report['machine']}\n\n"
+    told = ", ".join(f"{key} {value}" for key, value in machine().items())
+    text = f"# Scale\n\n`{report['command']}`, {report['date']}; {told}\n\n"
     text += table("Our own file", series["native"]) + "\n" + table("MegEngine profile", series["megengine"])
     RESULTS.mkdir(exist_ok=True)
     write_atomically(RESULTS / "scale.json", json.dumps(report, indent=2).encode() + b"\n")

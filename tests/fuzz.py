@@ -6,18 +6,26 @@ Each mutation is made from its number alone, so that a failure can be looked at 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
+import json
 import random
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
 
 from lowtide.errors import ConvertError, FormatError
 from lowtide.formats import chainer, csvfile, dataflow, dot, native
-from lowtide.formats.registry import FORMATS
+from lowtide.formats.registry import FORMATS, read_file, recognise, write_file
 from lowtide.report.summary import summarise
+from lowtide.report.terminal import print_summary
 from tests.conftest import document_path
 from tests.mutate import mutated
 
@@ -39,7 +47,7 @@ CASES = {
     "native": Case("native", is_json=True),
 }
 
-_WRITTEN_OFTEN = 20
+_WRITTEN_OFTEN = 10
 """A mutation in so many is also summarised and written in every format if it was read."""
 
 
@@ -62,6 +70,8 @@ def survive(name: str, mutations: Iterable[int]) -> int:
     for number in mutations:
         data = mutated(random.Random(f"{name} {number}"), document(name), is_json=case.is_json)
         try:
+            with contextlib.suppress(FormatError):
+                recognise(data)
             step = format_.read(data)
         except FormatError as error:
             assert error.line is not None or error.byte is not None
@@ -71,20 +81,29 @@ def survive(name: str, mutations: Iterable[int]) -> int:
         except Exception as error:
             raise AssertionError(f"{name}: mutation {number} raised {error!r}") from error
         if number % _WRITTEN_OFTEN == 0:
-            use(step, format_, number)
+            use(step, format_)
     return refused
 
 
-def use(step, format_, number: int) -> None:
-    """What was read can be summarised, stored and converted."""
-    summarise(step, format_, FORMATS.get(step.format, format_))
+def use(step, format_) -> None:
+    """What was read can be shown, stored and converted, and what was written can be read again."""
+    view = summarise(step, format_, FORMATS.get(step.format, format_))
+    for width in (40, 80, 160):
+        print_summary(Console(file=io.StringIO(), width=width), "file", format_.title, view)
+    json.dumps(view, allow_nan=False)
     assert native.read(native.write(step).data) == step
-    for target in FORMATS.values():
-        if target.write is not None and target.name != "svg":
-            try:
-                target.write(step)
-            except ConvertError:
+    with tempfile.TemporaryDirectory() as folder:
+        for target in FORMATS.values():
+            if target.write is None or target.name == "svg":
                 continue
+            out = Path(folder) / target.name
+            try:
+                write_file(step, target.name, out)
+            except ConvertError:
+                assert not out.exists()
+                continue
+            if target.read is not None:
+                read_file(out)
 
 
 def main() -> None:

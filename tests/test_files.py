@@ -30,6 +30,22 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_link_stays_a_link_and_what_is_no_file_is_not_replaced(tmp_path):
+    target, link, fifo = tmp_path / "target", tmp_path / "link", tmp_path / "fifo"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path, "/dev/null"):
+        with pytest.raises(FileError, match="not a regular file"):
+            write_atomically(path, b"new")
+    assert fifo.is_fifo()
+    with pytest.raises(FileError, match="no file"):
+        write_atomically("", b"new")
+
+
 def test_what_is_no_regular_file_is_not_read(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

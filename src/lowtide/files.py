@@ -34,6 +34,11 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     target = Path(path)
     temporary = ""
     try:
+        if not os.fspath(path):
+            raise FileError("no file to write was named; give its path")
+        target = target.resolve()  # through a link to what it points at, so that the link stays one
+        if target.exists() and not target.is_file():
+            raise FileError(f"{path}: not a regular file; give the path of a file to write or replace")
         handle, temporary = tempfile.mkstemp(
             dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part"
         )
@@ -45,7 +50,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         Path(temporary).replace(target)
         temporary = ""
     except (OSError, ValueError) as error:
-        raise FileError(f"{target}: cannot be written: {_reason(error)}") from error
+        raise FileError(f"{os.fspath(path)}: cannot be written: {_reason(error)}") from error
     finally:
         if temporary:
             with contextlib.suppress(OSError):

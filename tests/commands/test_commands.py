@@ -1,4 +1,6 @@
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -162,7 +164,9 @@ BAD = {
     ("shw", GRAPH): "Did you mean 'show'?",
     ("top", PROFILE, "--type", "Elemwize"): "Did you mean 'Elemwise'",
     ("top", PROFILE, "--filter", "("): "no regular expression",
-    ("top", PROFILE, "--sort", "tim"): "time",
+    ("top", PROFILE, "--sort", "tim"): "Did you mean 'time'?",
+    ("convert", GRAPH, "--to", "csv", "-o", GRAPH): "the file that is read",
+    ("convert", GRAPH, "--to", "csv", "-o", "/dev/null"): "not a regular file",
     ("top", PROFILE, "--sotr", "time"): "--sort",
     ("top", PROFILE, "--limit", "-1"): "limit",
     ("convert", GRAPH, "--to", "chainr", "-o", "out"): "Did you mean 'chainer'?",
@@ -226,7 +230,62 @@ def test_help_says_what_the_exit_codes_are():
 
 
 def test_python_dash_m_works_and_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m lowtide top {PROFILE} --limit 0 | head -1"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    command = f"{sys.executable} -m lowtide top {PROFILE} --limit 0 | head -1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "operator" in result.stdout
     assert result.stderr == ""
+    # as any program on Unix: ended by the signal that says so, unless all was written before
+    assert result.stdout.split()[-1] in ("141", "0")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_output_encoding_will_do(encoding):
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    for arguments in (["show", GRAPH], ["show", "--json", str(document_path("002"))]):
+        command = [sys.executable, "-m", "lowtide", *arguments]
+        result = subprocess.run(command, capture_output=True, check=True, env=environment)
+        assert result.stderr == b""
+
+
+def test_a_full_disk_is_said():
+    command = f"{sys.executable} -m lowtide show {GRAPH} > /dev/full"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "No space left" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("top", PROFILE), ("diff", PROFILE, PROFILE), ("show", GRAPH)])
+def test_numbers_stand_whole_on_a_narrow_terminal(arguments, monkeypatch):
+    wide = run(*arguments).stdout
+    numbers = set(re.findall(r"\d[\d.]* (?:[KMG]iB|µs|ms)", wide))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("lowtide.commands.common._PIPE_WIDTH", 80)
+    narrow = run(*arguments).stdout
+    assert all(len(line) <= 80 for line in narrow.splitlines() if "…" in line)
+    shown = set(re.findall(r"\d[\d.]* (?:[KMG]iB|µs|ms)", narrow))
+    assert len(shown) > 5
+    assert shown <= numbers
+    assert not re.search(r"\d…", re.sub(r"[^ ]*\[[^ ]*…", "", narrow))
+
+
+def test_a_buffer_of_no_bytes_can_be_shown(tmp_path):
+    path = tmp_path / "empty.csv"
+    path.write_text("id,lower,upper,size,offset\na,0,1,0,5\n")
+    result = run("show", str(path))
+    assert result.exit_code == 0, result.output
+
+
+def test_nothing_that_matches_is_said():
+    assert "No operator matches" in run("top", PROFILE, "--filter", "zzz").stdout
+    assert "No operator matches" in run("diff", PROFILE, PROFILE, "--filter", "zzz").stdout
+
+
+def test_estimates_carry_a_tilde():
+    assert "forward ~168.49 GFLOP" in run("show", str(document_path("003"))).stdout
+    assert "forward 81.95 GFLOP" in run("show", PROFILE).stdout
+
+
+def test_a_comparison_is_by_what_both_sides_know():
+    assert json.loads(run("diff", PROFILE, GRAPH, "--json").stdout)["sort"] == "bytes"
+    assert json.loads(run("diff", PROFILE, PROFILE, "--json").stdout)["sort"] == "time"

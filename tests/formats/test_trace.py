@@ -1,8 +1,11 @@
+import itertools
 import json
 
 import pytest
 
+from lowtide.cost import Cost, Figure, Origin, Step
 from lowtide.formats import chainer, megengine, tensorflow, trace
+from lowtide.graph import Graph, Op
 
 
 def events_of(step):
@@ -46,7 +49,30 @@ def test_lanes_and_processes_have_names(documents):
 
 def test_times_that_are_not_known_are_said_to_be_drawn(documents):
     _, losses = events_of(chainer.read(documents["000"]))
-    assert any("120 of 120 operators" in loss for loss in losses)
+    assert any("how long 120 of them took" in loss for loss in losses)
+
+
+def test_events_of_a_lane_are_apart_or_nested(documents):
+    events, _ = events_of(megengine.read(documents["001"]))
+    lanes = {}
+    for event in events:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            lanes.setdefault((event["pid"], event["tid"]), []).append(
+                (start, start + round(event["dur"] * 1000))
+            )
+    for spans in lanes.values():
+        spans.sort()
+        for (_, end), (start, _) in itertools.pairwise(spans):
+            assert end <= start
+
+
+def test_known_times_are_drawn_in_full():
+    graph = Graph((), (Op("a", "k"), Op("b", "k")))
+    costs = (Cost(Figure(2e-3, Origin.MEASURED)), Cost(Figure(1e-3, Origin.MEASURED)))
+    events, losses = events_of(Step(graph, costs=costs))
+    assert [e["dur"] for e in events if e["ph"] == "X"] == [2000, 1000]
+    assert not any("how long" in loss for loss in losses)
 
 
 def test_copies_have_a_lane_of_their_own(documents):

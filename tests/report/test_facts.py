@@ -97,7 +97,7 @@ def test_003_a_list_of_placed_operators(views):
 KEYS = {
     "format", "origin", "ops", "kinds", "tensors", "peak", "after_forward_bytes", "flop", "flop_by_phase",
     "traffic_bytes", "seconds", "addresses", "transposes", "host_copies", "repairs", "tiles", "largest", "slowest",
-    "curve", "document", "notes",
+    "curve", "estimated", "document", "notes",
 }  # fmt: skip
 
 

@@ -20,6 +20,17 @@ _PIPE_WIDTH = 160
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 
+class Choice(click.Choice[str]):
+    """A choice that offers the nearest name for a misspelt one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, if it is one of the choices."""
+        if value not in self.choices:
+            hint = did_you_mean(str(value), self.choices)
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)}.{hint}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def console() -> Console:
     """Where text for people goes: colour only on a terminal, a fixed width elsewhere."""
     out = Console()
@@ -28,7 +39,7 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def table_options(command: Any) -> Any:
@@ -36,13 +47,13 @@ def table_options(command: Any) -> Any:
     options = [
         click.option(
             "--by",
-            type=click.Choice(["type", "name"]),
+            type=Choice(["type", "name"]),
             default="name",
             help="A row an operator, or a row a type.",
         ),
         click.option(
             "--sort",
-            type=click.Choice(list(SORT_KEYS)),
+            type=Choice(list(SORT_KEYS)),
             help="Largest first by this; default: time if known, else bytes.",
         ),
         click.option("--filter", "pattern", metavar="REGEX", help="Only operators whose name matches."),
@@ -84,6 +95,6 @@ def select(rows: Iterable[Row], *, by: str, pattern: str | None, kind: str | Non
     return grouped(chosen) if by == "type" else chosen
 
 
-def default_sort(rows: Iterable[Row]) -> str:
-    """By time where any is known, else by bytes."""
-    return "time" if any(row.seconds is not None for row in rows) else "bytes"
+def default_sort(*tables: Iterable[Row]) -> str:
+    """By time where every table knows some, else by bytes."""
+    return "time" if all(any(row.seconds is not None for row in rows) for rows in tables) else "bytes"

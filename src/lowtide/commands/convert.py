@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from lowtide.commands.common import json_option, print_json
@@ -20,6 +22,8 @@ __all__ = ["convert"]
 def convert(file: str, target: str, output: str, as_json: bool) -> None:
     """Write a step in another format, and say what that format cannot hold."""
     format_named(target)
+    if Path(output).exists() and Path(file).exists() and Path(output).samefile(file):
+        raise click.BadParameter(f"{output} is the file that is read; name another", param_hint="-o")
     loaded = read_file(file)
     written = write_file(loaded.step, target, output)
     if as_json:

@@ -34,7 +34,7 @@ def diff(
     """
     sides = [rows_by_name(read_file(file).step, host=host) for file in (a, b)]
     check_kind(kind, [row for rows in sides for row in rows])
-    sort = sort or default_sort([row for rows in sides for row in rows])
+    sort = sort or default_sort(*sides)
     left, right = (select(rows, by=by, pattern=pattern, kind=kind) for rows in sides)
     changes = compare(left, right, sort)
     shown = changes[:limit] if limit else changes

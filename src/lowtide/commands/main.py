@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import click
 
@@ -54,23 +55,34 @@ for command in (show, top, diff, convert, formats):
     cli.add_command(command)
 
 
-def main(arguments: Sequence[str] | None = None) -> Any:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
+    if arguments is None:
+        _behave_like_a_filter()
     try:
         cli.main(
             args=None if arguments is None else list(arguments), prog_name="lowtide", standalone_mode=False
         )
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_BAD_INPUT)
     except LowtideError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:
+        click.echo(f"Error: the output cannot be written: {error.strerror or error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # the reader of our output has gone; nothing more can be said to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)
+
+
+def _behave_like_a_filter() -> None:
+    """End quietly when the reader of our output goes away; print what a terminal cannot show as `?`."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -25,7 +25,6 @@ class Format:
 
     name: str
     title: str
-    suffix: str
     recognise: Callable[[bytes], bool] | None = None
     """Whether the first bytes of a file look like this format; cheap, and never raises."""
     read: Callable[[bytes], Step] | None = None

@@ -31,7 +31,7 @@ _KIND = "time"
 
 def read(data: bytes) -> Step:
     """One operator a time that matters; a buffer is written at `lower` and last read at `upper - 1`."""
-    rows = _rows(decode(data).removeprefix("\ufeff"))
+    rows = _rows(decode(data, bom=True))
     times = sorted({t for _, lower, upper, _, _ in rows for t in (lower, upper - 1)})
     place = {t: k for k, t in enumerate(times)}
     outputs: list[list[int]] = [[] for _ in times]
@@ -106,7 +106,7 @@ def write(step: Step) -> Written:
     if not step.graph.ordered:
         raise ConvertError("lifetimes need to know who reads what; this document does not say it")
     timeline = step.lifetimes()
-    own = step.format == "csv"
+    own = step.format == "csv" and all(type(op.attributes.get(_KIND)) is int for op in step.graph.ops)
     times = [int(op.attributes[_KIND]) if own else k for k, op in enumerate(step.graph.ops)]
     tensors = step.graph.tensors
     chosen = [one for one in timeline.lifetimes if tensors[one.tensor].role not in RESIDENT_ROLES]
@@ -119,7 +119,7 @@ def write(step: Step) -> Written:
         row: list[Any] = [tensor.id, times[one.first], times[one.last] + 1, one.bytes]
         writer.writerow([*row, *([tensor.address] if addresses else [])])
     left = len(timeline.lifetimes) - len(chosen)
-    losses = losses_of(step, {Part.ADDRESSES, *((Part.EXTRAS, Part.NOTES) if own else ())})
+    losses = losses_of(step, {Part.ADDRESSES, *((Part.EXTRAS, Part.NOTES, Part.ROLES) if own else ())})
     if left:
         losses += (f"{left} leaves, which take memory for the whole step",)
     if step.graph.ops and not own:
@@ -130,7 +130,6 @@ def write(step: Step) -> Written:
 FORMAT = Format(
     name="csv",
     title="allocations (CSV)",
-    suffix=".csv",
     recognise=lambda data: _HEAD.match(data) is not None,
     read=read,
     write=write,

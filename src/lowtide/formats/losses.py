@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Collection, Iterator
 
 from lowtide.cost import Step
-from lowtide.graph import Category, Op, Phase, Tensor
+from lowtide.graph import Category, Op, Phase, Role, Tensor
 
 __all__ = ["Part", "losses_of"]
 
@@ -14,6 +14,9 @@ __all__ = ["Part", "losses_of"]
 class Part(enum.Enum):
     """A part of a step that some formats have a place for and others do not."""
 
+    NAMES = "names of operators and tensors"
+    ROLES = "tensors that are no activations: their roles"
+    PHASES = "operators after the forward phase: their phases"
     SHAPES = "shapes"
     DTYPES = "types of values"
     DEVICES = "devices"
@@ -43,6 +46,9 @@ def _items(step: Step) -> Iterator[Tensor | Op]:
 
 
 _COUNT: dict[Part, Callable[[Step], int]] = {
+    Part.NAMES: lambda s: sum(bool(x.name) for x in _items(s)),
+    Part.ROLES: lambda s: sum(t.role is not Role.ACTIVATION for t in s.graph.tensors),
+    Part.PHASES: lambda s: sum(op.phase is not Phase.FORWARD for op in s.graph.ops),
     Part.SHAPES: lambda s: sum(t.shape is not None for t in s.graph.tensors),
     Part.DTYPES: lambda s: sum(t.dtype is not None for t in s.graph.tensors),
     Part.DEVICES: lambda s: sum(bool(op.device) for op in s.graph.ops),

@@ -99,7 +99,6 @@ def _blame(error: GraphError, data: bytes) -> int:
 FORMAT = Format(
     name="native",
     title="Lowtide step",
-    suffix=".json",
     recognise=lambda data: _HEAD.match(data) is not None,
     read=read,
     write=write,

@@ -81,6 +81,22 @@ def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
     format_ = format_named(name)
     if format_.write is None:
         raise ConvertError(f"the format {name!r} can only be read")
-    written = format_.write(step)
+    try:
+        written = format_.write(step)
+        if format_.read is not None and format_ is not native.FORMAT:
+            _read_back(format_, written.data)
+    except RecursionError:
+        raise ConvertError(f"{name} cannot hold this step: its attributes are nested too deeply") from None
     write_atomically(path, written.data)
     return written
+
+
+def _read_back(format_: Format, data: bytes) -> None:
+    """A file that we could not read again is not written."""
+    try:
+        reader = recognise(data).read
+        assert reader is not None
+        with collector_paused():
+            reader(data)
+    except FormatError as error:
+        raise ConvertError(f"{format_.name} cannot hold this step: {error}") from None

@@ -6,6 +6,7 @@ unbounded work: at most 19 digits, no signs or blanks that the format does not h
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 
@@ -18,8 +19,15 @@ _SIGNED = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,19}(\.[0-9]{0,30})?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 
-def decode(data: bytes) -> str:
-    """The text of a file, or a FormatError that names the byte which is not UTF-8 text."""
+def decode(data: bytes, *, bom: bool = False) -> str:
+    """The text of a file, or a FormatError that names the byte which is not UTF-8 text.
+
+    A byte order mark is refused, or with ``bom`` taken off.
+    """
+    if data.startswith(codecs.BOM_UTF8):
+        if not bom:
+            raise FormatError("a byte order mark", expected="UTF-8 text without one", byte=0)
+        data = data[len(codecs.BOM_UTF8) :]
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

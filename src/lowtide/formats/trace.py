@@ -14,7 +14,15 @@ __all__ = ["FORMAT", "write"]
 
 _DEVICE, _HOST, _MEMORY = 1, 2, 3
 _PROCESSES = {_DEVICE: "device", _HOST: "host", _MEMORY: "memory"}
-_HELD = {
+_HELD = {  # what concerns tensors is lost with them, and said once
+    Part.UPDATES,
+    Part.PHASES,
+    Part.NAMES,
+    Part.ROLES,
+    Part.SHAPES,
+    Part.DTYPES,
+    Part.ADDRESSES,
+    Part.VIEWS,
     Part.SPANS,
     Part.SECONDS,
     Part.FLOP,
@@ -28,11 +36,12 @@ _HELD = {
 
 def write(step: Step) -> Written:
     """A complete event an operator and lane, and counters of the live bytes at each operator's start."""
-    losses = list(losses_of(step, _HELD))
+    losses = [f"{len(step.graph.tensors)} tensors: only the bytes live at each operator are written"]
+    losses += losses_of(step, _HELD)
     spans = step.spans
     if not spans:
-        spans, note = _made_up(step)
-        losses.append(note)
+        spans, notes = _made_up(step)
+        losses += notes
     origin = min((span.start for span in spans), default=0.0)
     events = _metadata(spans, step)
     lanes = {name: k for k, name in enumerate(_lanes(spans, step))}
@@ -46,7 +55,7 @@ def write(step: Step) -> Written:
     return Written(json.dumps(document, allow_nan=False).encode() + b"\n", tuple(losses))
 
 
-def _made_up(step: Step) -> tuple[tuple[Span, ...], str]:
+def _made_up(step: Step) -> tuple[tuple[Span, ...], list[str]]:
     """Spans one after another: as long as the operator's known time, else a microsecond."""
     spans: list[Span] = []
     clock, unknown = 0.0, 0
@@ -57,9 +66,10 @@ def _made_up(step: Step) -> tuple[tuple[Span, ...], str]:
         end = clock + (float(known.value) if known else 1e-6)
         spans.append(Span(k, op.device or "device", clock, clock, end))
         clock = end
-    return tuple(
-        spans
-    ), f"when {unknown} of {len(spans)} operators ran: each is drawn as one microsecond, in order"
+    notes = [f"when the {len(spans)} operators ran: they are drawn one after another"]
+    if unknown:
+        notes.append(f"how long {unknown} of them took: each is drawn as one microsecond")
+    return tuple(spans), notes
 
 
 def _lane(step: Step, span: Span) -> str:
@@ -105,7 +115,13 @@ def _events(step: Step, span: Span, lanes: dict[str, int], origin: float) -> lis
 
 
 def _interval(start: float, end: float, origin: float) -> dict[str, float]:
-    return {"ts": round((start - origin) * 1e6, 3), "dur": round((end - start) * 1e6, 3)}
+    """Microseconds on a grid of nanoseconds: what ends where the next starts must not overlap it."""
+    first, last = _nanoseconds(start, origin), _nanoseconds(end, origin)
+    return {"ts": first / 1000, "dur": (last - first) / 1000}
+
+
+def _nanoseconds(time: float, origin: float) -> int:
+    return round((time - origin) * 1e9)
 
 
 def _counters(step: Step, spans: tuple[Span, ...], origin: float) -> list[dict[str, Any]]:
@@ -116,7 +132,7 @@ def _counters(step: Step, spans: tuple[Span, ...], origin: float) -> list[dict[s
             "ph": "C",
             "name": "live bytes",
             "pid": _MEMORY,
-            "ts": round((starts[k] - origin) * 1e6, 3),
+            "ts": _nanoseconds(starts[k], origin) / 1000,
             "args": {"bytes": live[k]},
         }
         for k in range(len(live))
@@ -124,4 +140,4 @@ def _counters(step: Step, spans: tuple[Span, ...], origin: float) -> list[dict[s
     ]
 
 
-FORMAT = Format(name="trace", title="trace events (Perfetto, Chrome)", suffix=".json", write=write)
+FORMAT = Format(name="trace", title="trace events (Perfetto, Chrome)", write=write)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.errors import GraphError
+from lowtide.graph.rect import Rect
 from lowtide.graph.types import RESIDENT_ROLES, Graph, Op, Role, Tensor
 
 __all__ = ["MAX_BYTES", "validate"]
 
 MAX_BYTES = 1 << 60
 """No tensor is larger than an exbibyte: a larger figure is a damaged one."""
+MAX_ADDRESS = 1 << 63
 
 
 def validate(graph: Graph) -> Graph:
@@ -53,11 +55,19 @@ def _tensor(tensor: Tensor, tensors: int) -> str:
         return f"has {tensor.bytes} bytes; sizes lie between 0 and 2^60"
     if tensor.shape and min(tensor.shape) < 0:
         return f"has a negative dimension in {tensor.shape}"
+    if tensor.address is not None and not 0 <= tensor.address < MAX_ADDRESS:
+        return f"has the address {tensor.address}; addresses lie between 0 and 2^63"
+    if tensor.boxes and not _bounded(tensor.boxes):
+        return "has a box beyond 2^60 elements"
     if tensor.alias is not None and not 0 <= tensor.alias < tensors:
         return f"is a view of tensor {tensor.alias}; the graph has {tensors}"
     if tensor.gradient_of is not None and not 0 <= tensor.gradient_of < tensors:
         return f"is the gradient of tensor {tensor.gradient_of}; the graph has {tensors}"
     return ""
+
+
+def _bounded(boxes: Mapping[str, Rect | None]) -> bool:
+    return all(-MAX_BYTES <= i <= MAX_BYTES for box in boxes.values() if box for i in (*box.lo, *box.hi))
 
 
 def _op(op: Op, position: int, tensors: int, ops: int) -> str:
@@ -70,6 +80,8 @@ def _op(op: Op, position: int, tensors: int, ops: int) -> str:
     for other in op.after:
         if not 0 <= other < ops or other == position:
             return f"waits for operator {other}, which is no other operator of the {ops}"
+    if op.boxes and not _bounded(op.boxes):
+        return "has a box beyond 2^60 elements"
     if op.input_ports and len(op.input_ports) != len(op.inputs):
         return f"names {len(op.input_ports)} input ports for {len(op.inputs)} inputs"
     if op.output_ports and len(op.output_ports) != len(op.outputs):

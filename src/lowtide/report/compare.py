@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ class Change:
     count_b: int
     a: float | None
     b: float | None
+    estimated: bool = False
+    """Whether either side was computed from shapes."""
 
     @property
     def change(self) -> float:
@@ -40,18 +43,33 @@ def compare(a: Iterable[Row], b: Iterable[Row], sort: str) -> list[Change]:
     """Rows joined by name, what grew most first, what shrank most last."""
     field = SORT_KEYS[sort]
     left, right = _by_name(a, field), _by_name(b, field)
+    nobody = _Side()
     changes = []
     for name in dict.fromkeys([*left, *right]):
-        (count_a, value_a), (count_b, value_b) = left.get(name, (0, None)), right.get(name, (0, None))
-        changes.append(Change(name, count_a, count_b, value_a, value_b))
+        one, other = left.get(name, nobody), right.get(name, nobody)
+        estimated = one.estimated or other.estimated
+        changes.append(Change(name, one.count, other.count, one.value, other.value, estimated))
     return sorted(changes, key=lambda change: (-change.change, change.name))
 
 
-def _by_name(rows: Iterable[Row], field: str) -> dict[str, tuple[int, float | None]]:
-    """Operators of one name are taken together."""
-    found: dict[str, tuple[int, float | None]] = {}
+@dataclass(slots=True)
+class _Side:
+    """Operators of one name in one profile, taken together."""
+
+    count: int = 0
+    value: float | None = None
+    estimated: bool = False
+
+
+def _by_name(rows: Iterable[Row], field: str) -> dict[str, _Side]:
+    # workspaces of different operators are never live together: the largest counts, not the sum
+    join: Callable[[float, float], float] = max if field == "workspace_bytes" else operator.add
+    found: dict[str, _Side] = {}
     for row in rows:
-        count, value = found.get(row.name, (0, None))
+        side = found.setdefault(row.name, _Side())
+        side.count += row.count
+        side.estimated = side.estimated or field in row.estimated
         new = getattr(row, field)
-        found[row.name] = (count + row.count, value if new is None else (value or 0) + new)
+        if new is not None:
+            side.value = new if side.value is None else join(side.value, new)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -38,12 +39,18 @@ class Row:
     @property
     def flop_per_second(self) -> float | None:
         """Achieved rate, where both are known."""
-        return self.flop / self.seconds if self.flop and self.seconds and not self.host else None
+        return self._rate(self.flop)
 
     @property
     def bytes_per_second(self) -> float | None:
         """Achieved rate, where both are known."""
-        return self.bytes / self.seconds if self.bytes and self.seconds and not self.host else None
+        return self._rate(self.bytes)
+
+    def _rate(self, amount: int | None) -> float | None:
+        if not amount or not self.seconds or self.host:
+            return None
+        rate = amount / self.seconds
+        return rate if math.isfinite(rate) else None
 
     def as_json(self) -> dict[str, Any]:
         """All fields and the achieved rates."""
@@ -142,7 +149,7 @@ def ranked(rows: Iterable[Row], sort: str) -> list[Row]:
     field = SORT_KEYS[sort]
     ordered = sorted(rows, key=lambda row: (-(getattr(row, field) or 0), row.name))
     total = sum(getattr(row, field) or 0 for row in ordered)
-    if not total:
+    if not total or sort == "workspace":  # workspaces are never live together: there is no whole to share
         return ordered
     shared, so_far = [], 0.0
     for row in ordered:

@@ -53,6 +53,7 @@ def summarise(step: Step, format_: Format, facts_of: Format) -> Json:
         "largest": [row.as_json() for row in _top(rows, "bytes")],
         "slowest": [row.as_json() for row in _top(rows, "seconds")],
         "curve": thin(timeline.live_bytes) if timeline else None,
+        "estimated": _estimated(step),
         "document": {key: value for key, value in facts.items() if key not in ("tiles", "repairs")},
         "notes": [
             {"kind": n.kind.value, "line": n.line, "text": n.text, "before": n.before, "after": n.after}
@@ -134,6 +135,16 @@ def _flop(step: Step) -> Json:
         if cost.flop is not None:
             phases[op.phase.value] += int(cost.flop.value)
     return {"flop": phases.get("forward"), "flop_by_phase": dict(phases) or None}
+
+
+def _estimated(step: Step) -> list[str]:
+    """Which of ``flop`` and ``seconds`` were computed from shapes, neither measured nor read from a file."""
+    names = {"flop": [c.flop for c in step.costs], "seconds": [c.seconds for c in step.costs]}
+    return [
+        name
+        for name, figures in names.items()
+        if any(figure is not None and figure.origin is Origin.ESTIMATED for figure in figures)
+    ]
 
 
 def _traffic(step: Step) -> int | None:

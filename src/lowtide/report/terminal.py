@@ -25,18 +25,44 @@ def _shown(value: Any, render: Callable[[Any], str], estimated: bool = False) ->
 
 
 _TEXT_COLUMNS = frozenset({"operator", "kind", "tensor", "role", "written by"})
+_GIVEN_UP = (
+    "kind",
+    "written by",
+    "so far",
+    "bytes/s",
+    "FLOP/s",
+    "workspace",
+    "count",
+    "role",
+    "FLOP",
+    "share",
+)
+"""Columns that go, in this order, where the terminal is too narrow for all of them."""
+_LEAST_TEXT = 16
+_GAP = 2
 
 
-def _plain_table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
+    """Numbers stand whole; names are shortened; where that is not enough, columns are left out."""
+    sizes = [max([len(column), *(len(row[k]) for row in rows)]) for k, column in enumerate(columns)]
+    least = [min(size, _LEAST_TEXT) if columns[k] in _TEXT_COLUMNS else size for k, size in enumerate(sizes)]
+    shown = list(range(len(columns)))
+    for name in _GIVEN_UP:
+        if sum(least[k] for k in shown) + _GAP * (len(shown) - 1) > width and name in columns:
+            shown.remove(columns.index(name))
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for k, column in enumerate(columns):
+    for k in shown:
+        text = columns[k] in _TEXT_COLUMNS
         table.add_column(
-            column,
-            justify="left" if column in _TEXT_COLUMNS else "right",
+            columns[k],
+            justify="left" if text else "right",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=_NAME_WIDTH if k == 0 else None,
+            min_width=least[k],
+            max_width=_NAME_WIDTH if text else None,
         )
+    for row in rows:
+        table.add_row(*(escape(row[k]) for k in shown))
     return table
 
 
@@ -53,7 +79,8 @@ def print_summary(console: Console, path: str, title: str, view: dict[str, Any])
     for name, key in (("Largest operators", "largest"), ("Slowest operators", "slowest")):
         if view[key]:
             console.print(f"\n[bold]{name}[/]", highlight=False)
-            console.print(_rows_table([_row_of(item) for item in view[key][:5]], shares=False))
+            rows = [_row_of(item) for item in view[key][:5]]
+            console.print(_rows_table(rows, console.width, shares=False))
     _print_notes(console, view)
 
 
@@ -73,7 +100,7 @@ def _headline(view: dict[str, Any]) -> Iterable[str]:
             f"  peak        {format_bytes(peak['bytes'])} ({peak['bytes']:,} bytes) at {peak['op']}, "
             f"{peak['phase']} operator {peak['number']}"
         )
-    else:
+    elif view["ops"]:
         yield "  peak        not known: the document does not say who reads what, or in which order"
     if view["after_forward_bytes"] is not None:
         yield f"  kept        {format_bytes(view['after_forward_bytes'])} live between forward and backward"
@@ -89,16 +116,19 @@ def _work(view: dict[str, Any]) -> Iterable[str]:
                 parts.append(f"{text} {format_seconds(seconds[key])}")
         yield f"  time        {', '.join(parts)}"
     if view["flop_by_phase"]:
-        flop = ", ".join(f"{phase} {format_count(n, 'FLOP')}" for phase, n in view["flop_by_phase"].items())
+        tilde = "~" if "flop" in view["estimated"] else ""
+        phases = view["flop_by_phase"].items()
+        flop = ", ".join(f"{phase} {tilde}{format_count(n, 'FLOP')}" for phase, n in phases)
         yield f"  work        {flop}"
     if view["traffic_bytes"] is not None:
         yield f"  traffic     {format_bytes(view['traffic_bytes'])} read and written by operators"
     addresses = view["addresses"]
     if addresses["touched_bytes"] is not None:
+        lost = addresses["fragmentation"]
         yield (
             f"  addresses   {format_bytes(addresses['touched_bytes'])} touched for at most "
-            f"{format_bytes(addresses['live_bytes'])} live: "
-            f"{addresses['fragmentation']:.1%} lost to fragmentation"
+            f"{format_bytes(addresses['live_bytes'])} live"
+            f"{'' if lost is None else f': {lost:.1%} lost to fragmentation'}"
         )
     for key, name, text in (
         ("transposes", "layout", "layout conversions, writing"),
@@ -131,12 +161,10 @@ def _print_curve(console: Console, view: dict[str, Any]) -> None:
 
 def _print_live(console: Console, peak: dict[str, Any]) -> None:
     console.print(f"\n[bold]Live at the peak[/] (largest of {peak['live_count']})", highlight=False)
-    table = _plain_table("tensor", "bytes", "role", "written by")
-    for one in peak["live"]:
-        table.add_row(
-            escape(one["tensor"]), format_bytes(one["bytes"]), one["role"], escape(one["from"] or _NONE)
-        )
-    console.print(table)
+    rows = [
+        (one["tensor"], format_bytes(one["bytes"]), one["role"], one["from"] or _NONE) for one in peak["live"]
+    ]
+    console.print(_table(("tensor", "bytes", "role", "written by"), rows, console.width))
 
 
 def _print_notes(console: Console, view: dict[str, Any]) -> None:
@@ -162,38 +190,36 @@ def _row_of(item: dict[str, Any]) -> Row:
     return Row(**(fields | {"estimated": tuple(item["estimated"])}))
 
 
-def _rows_table(rows: Sequence[Row], *, shares: bool) -> Table:
-    columns = [
-        "operator",
-        "kind",
-        "count",
-        "time",
-        "share",
-        "so far",
-        "FLOP",
-        "FLOP/s",
-        "bytes",
-        "bytes/s",
-        "workspace",
-    ]
+def _rows_table(rows: Sequence[Row], width: int, *, shares: bool) -> Table:
     hidden = _hidden(rows, shares)
-    table = _plain_table(*(column for column in columns if column not in hidden))
-    for row in rows:
-        cells = {
-            "operator": escape(row.name),
-            "kind": escape(row.kind),
-            "count": str(row.count),
-            "time": _shown(row.seconds, format_seconds, "seconds" in row.estimated),
-            "share": _shown(row.share, "{:.1%}".format),
-            "so far": _shown(row.cumulative_share, "{:.1%}".format),
-            "FLOP": _shown(row.flop, format_count, "flop" in row.estimated),
-            "FLOP/s": _shown(row.flop_per_second, lambda v: format_rate(v, "FLOP")),
-            "bytes": _shown(row.bytes, format_bytes, "bytes" in row.estimated),
-            "bytes/s": _shown(row.bytes_per_second, lambda v: format_rate(v, "B")),
-            "workspace": _shown(row.workspace_bytes, format_bytes),
-        }
-        table.add_row(*(cell for column, cell in cells.items() if column not in hidden))
-    return table
+    lines = [[cell for column, cell in _cells(row).items() if column not in hidden] for row in rows]
+    columns = [column for column in _cells(Row("", "", "")) if column not in hidden]
+    return _table(columns, lines, width)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    guessed = row.estimated
+    return {
+        "operator": row.name,
+        "kind": row.kind,
+        "count": str(row.count),
+        "time": _shown(row.seconds, format_seconds, "seconds" in guessed),
+        "share": _shown(row.share, "{:.1%}".format),
+        "so far": _shown(row.cumulative_share, "{:.1%}".format),
+        "FLOP": _shown(row.flop, format_count, "flop" in guessed),
+        "FLOP/s": _shown(row.flop_per_second, _flop_rate, "flop" in guessed or "seconds" in guessed),
+        "bytes": _shown(row.bytes, format_bytes, "bytes" in guessed),
+        "bytes/s": _shown(row.bytes_per_second, _byte_rate, "bytes" in guessed or "seconds" in guessed),
+        "workspace": _shown(row.workspace_bytes, format_bytes),
+    }
+
+
+def _flop_rate(value: float) -> str:
+    return format_rate(value, "FLOP")
+
+
+def _byte_rate(value: float) -> str:
+    return format_rate(value, "B")
 
 
 def _hidden(rows: Sequence[Row], shares: bool) -> set[str]:
@@ -214,31 +240,41 @@ def _hidden(rows: Sequence[Row], shares: bool) -> set[str]:
 
 def print_top(console: Console, rows: Sequence[Row], total: int, sort: str) -> None:
     """The table of ``lowtide top``."""
-    console.print(_rows_table(rows, shares=True))
-    left = total - len(rows)
+    if not rows:
+        console.print("No operator matches.", highlight=False)
+        return
+    console.print(_rows_table(rows, console.width, shares=True))
+    _print_rest(console, total - len(rows))
+    console.print(f"sorted by {sort}; ~ marks figures computed from shapes", style="dim", highlight=False)
+
+
+def _print_rest(console: Console, left: int) -> None:
     if left > 0:
         console.print(f"… and {left} more rows; --limit 0 shows all", style="dim", highlight=False)
-    console.print(f"sorted by {sort}; ~ marks figures computed from shapes", style="dim", highlight=False)
 
 
 def print_diff(console: Console, changes: Sequence[Change], total: int, sort: str) -> None:
     """The table of ``lowtide diff``: what got slower or larger stands first."""
+    if not changes:
+        console.print("No operator matches.", highlight=False)
+        return
     render: Callable[[Any], str] = {"time": format_seconds, "flop": format_count}.get(sort, format_bytes)
-    table = _plain_table("operator", "count A", "count B", f"{sort} A", f"{sort} B", "change", "ratio")
-    for change in changes:
-        sign = "+" if change.change > 0 else "-" if change.change < 0 else ""
-        style = "red" if change.change > 0 else "green" if change.change < 0 else ""
-        table.add_row(
-            escape(change.name),
-            str(change.count_a),
-            str(change.count_b),
-            _shown(change.a, render),
-            _shown(change.b, render),
-            f"{sign}{render(abs(change.change))}",
-            _shown(change.ratio, "{:.2f}×".format),
-            style=style,
-        )
+    columns = ("operator", "count A", "count B", f"{sort} A", f"{sort} B", "change", "ratio")
+    table = _table(columns, [_change_cells(change, render) for change in changes], console.width)
+    for row, change in zip(table.rows, changes, strict=True):
+        row.style = "red" if change.change > 0 else "green" if change.change < 0 else None
     console.print(table)
-    left = total - len(changes)
-    if left > 0:
-        console.print(f"… and {left} more rows; --limit 0 shows all", style="dim", highlight=False)
+    _print_rest(console, total - len(changes))
+
+
+def _change_cells(change: Change, render: Callable[[Any], str]) -> tuple[str, ...]:
+    sign = "+" if change.change > 0 else "-" if change.change < 0 else ""
+    return (
+        change.name,
+        str(change.count_a),
+        str(change.count_b),
+        _shown(change.a, render, change.estimated),
+        _shown(change.b, render, change.estimated),
+        f"{'~' if change.estimated else ''}{sign}{render(abs(change.change))}",
+        _shown(change.ratio, "{:.2f}×".format),
+    )

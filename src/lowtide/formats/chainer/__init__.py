@@ -28,7 +28,6 @@ def _facts(step: Step) -> dict[str, Any]:
 FORMAT = Format(
     name="chainer",
     title="Chainer training graph",
-    suffix=".txt",
     recognise=lambda data: HEAD.match(data) is not None,
     read=read,
     write=write,

@@ -28,7 +28,7 @@ ACCUMULATE = "accumulate"
 """Port of a gradient that another function has begun and this one adds to."""
 
 BACKWARD_ROLES = ("gradient", "input", "output")
-HEAD = re.compile(rb"\d{1,9} \d{1,9}\r?\n\d+ -?\d+ \S")
+HEAD = re.compile(rb"\d{1,9} \d{1,9}\n\d+ -?\d+ \S")
 """How such a file starts."""
 
 
@@ -151,7 +151,7 @@ def _step(variables: list[Tensor], records: list[_Function]) -> Step:
     tensors = list(variables)
     gradients: dict[int, int] = {}
     written: set[int] = set()
-    used_ids: set[str] = set()
+    used_ids: dict[str, int] = {}
     ops: list[Op] = []
     for k in ranked:
         record = records[k]
@@ -183,15 +183,13 @@ def _order(record: _Function) -> tuple[int, int]:
     return (0, rank) if record.phase is Phase.FORWARD else (1, -rank)
 
 
-def _unique(record: _Function, used: set[str]) -> str:
+def _unique(record: _Function, used: dict[str, int]) -> str:
+    """A name by operator and rank, numbered where several share it."""
     name = f"{record.kind}.{record.attributes['rank']}"
     if record.phase is Phase.BACKWARD:
         name += ".backward"
-    number, unique = 2, name
-    while unique in used:
-        unique, number = f"{name}.{number}", number + 1
-    used.add(unique)
-    return unique
+    used[name] = used.get(name, 0) + 1
+    return name if used[name] == 1 else f"{name}#{used[name]}"
 
 
 def _forward(name: str, record: _Function, tensors: list[Tensor], written: set[int]) -> Op:

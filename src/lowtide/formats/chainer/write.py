@@ -31,18 +31,38 @@ def write(step: Step) -> Written:
         f"{number} {graph.tensors[t].bytes} {_written_name(graph.tensors[t], number)}\n"
         for t, number in numbers.items()
     )
-    holds = {Part.PORTS, Part.SHAPE_ONLY, *((Part.EXTRAS,) if own else ())}
-    losses = losses_of(step, holds)
+    holds = {Part.PORTS, Part.SHAPE_ONLY, Part.ROLES, Part.PHASES}
+    losses = losses_of(step, holds | {Part.EXTRAS, Part.NAMES} if own else holds)
+    losses += () if own else _changed(graph)
     dropped = sum(op.phase is not Phase.UPDATE for op in graph.ops) - len(ops)
     if dropped:
         losses += (f"{dropped} operators that only provide leaves",)
     return Written((head + variables + "".join(records)).encode(), losses)
 
 
+def _changed(graph: Graph) -> tuple[str, ...]:
+    """What is written, but read back as something else."""
+    forward = sum(len(op.shape_only) for op in graph.ops if op.phase is Phase.FORWARD)
+    owners = [t.gradient_of for t in graph.tensors if t.gradient_of is not None]
+    merged = len(owners) - len(set(owners))
+    roles = {Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.GRADIENT}
+    other = sorted({t.role.value for t in graph.tensors if t.role not in roles})
+    said = []
+    if forward:
+        said.append(
+            f"{forward} inputs of forward operators asked for their shape only: they are read back as read"
+        )
+    if merged:
+        said.append(f"{merged} gradients of a tensor that has another gradient: they are written as one")
+    if other:
+        said.append(f"roles: {', '.join(other)} is read back as parameter or activation")
+    return tuple(said)
+
+
 def _is_own(step: Step) -> bool:
     """Whether ids and attributes are still those of a Chainer graph."""
     variables = [t.id for t in step.graph.tensors if t.gradient_of is None]
-    numbered = all(name.isascii() and name.isdigit() for name in variables)
+    numbered = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in variables)
     ranked = all(type(op.attributes.get("rank")) is int for op in step.graph.ops)
     return step.format == "chainer" and numbered and ranked
 
@@ -79,9 +99,9 @@ def _ranks(ops: list[Op]) -> dict[str, int]:
 
 def _written_name(tensor: Tensor, number: int) -> str:
     if tensor.role is Role.INPUT:
-        return tensor.name if tensor.name.isdigit() else str(number)
+        return tensor.name if tensor.name.isascii() and tensor.name.isdigit() else str(number)
     if tensor.role in RESIDENT_ROLES:
-        return tensor.name if tensor.name.startswith("/") else "/" + _word(tensor.label)
+        return "/" + _word(tensor.label.removeprefix("/"))
     return "_"
 
 
@@ -93,6 +113,7 @@ def _record(graph: Graph, op: Op, numbers: dict[int, int], ranks: dict[str, int]
     inputs: list[str] = []
     retained: list[int] = []
     listed = 0
+    shape_only = set(op.shape_only)
     for k, t in enumerate(op.inputs):
         port = op.input_ports[k] if op.input_ports else ""
         if port == ACCUMULATE:
@@ -105,10 +126,10 @@ def _record(graph: Graph, op: Op, numbers: dict[int, int], ranks: dict[str, int]
         else:
             role = port if port in BACKWARD_ROLES else "input"
         if role == "input":
-            if k not in op.shape_only:
+            if k not in shape_only:
                 retained.append(listed)
             listed += 1
-        inputs.append(f"{numbers[t if gradient_of is None else gradient_of]} {role}\n")
+        inputs.append(f"{_number(graph, t, numbers)} {role}\n")
     outputs = [
         _produced(graph, op, t, numbers) for t in op.outputs if graph.tensors[t].role not in RESIDENT_ROLES
     ]
@@ -125,6 +146,16 @@ def _record(graph: Graph, op: Op, numbers: dict[int, int], ranks: dict[str, int]
     return f"{body}{_word(op.kind)}\n{json.dumps(attributes)}\n"
 
 
+def _number(graph: Graph, tensor: int, numbers: dict[int, int]) -> int:
+    """The id of a variable, or for a gradient that of what it is the gradient of."""
+    owner = graph.tensors[tensor].gradient_of
+    variable = tensor if owner is None else owner
+    if variable not in numbers:
+        label = graph.tensors[tensor].label
+        raise ConvertError(f"{label!r} is the gradient of a gradient: a Chainer graph has none")
+    return numbers[variable]
+
+
 def _produced(graph: Graph, op: Op, tensor: int, numbers: dict[int, int]) -> str:
     found = graph.tensors[tensor]
     if op.phase is Phase.FORWARD:
@@ -139,4 +170,4 @@ def _produced(graph: Graph, op: Op, tensor: int, numbers: dict[int, int]) -> str
             f"backward operator {op.label!r} writes {found.label!r}, which is the gradient of no variable: "
             "a Chainer graph has no other values in backward"
         )
-    return f"{numbers[found.gradient_of]}\n"
+    return f"{_number(graph, tensor, numbers)}\n"

@@ -11,6 +11,7 @@ from lowtide.cost import Step
 from lowtide.errors import ConvertError, ToolError
 from lowtide.formats.base import Format, Written
 from lowtide.formats.dot.write import write_dot
+from lowtide.formats.losses import Part, losses_of
 
 __all__ = ["MAX_NODES", "SVG_FORMAT", "write_svg"]
 
@@ -23,6 +24,10 @@ _DRAW = (
     "source = sys.stdin.buffer.read().decode()\n"
     "sys.stdout.buffer.write(pygraphviz.AGraph(string=source).draw(format='svg', prog='dot'))\n"
 )
+_SHOWN = {
+    Part.NAMES, Part.ROLES, Part.PHASES, Part.SHAPES, Part.DTYPES, Part.BOXES, Part.PORTS, Part.SHAPE_ONLY,
+    Part.CONTROL, Part.COPIES, Part.UPDATES,
+}  # fmt: skip
 _INSTALL = (
     'pip install "lowtide[svg]", or install Graphviz with the package manager of your system, '
     "so that `dot` is on the PATH"
@@ -37,8 +42,8 @@ def write_svg(step: Step) -> Written:
             f"a picture of {nodes} tensors and operators cannot be laid out; the limit is {MAX_NODES}. "
             "Write the format 'dot' and draw a part of it"
         )
-    dot = write_dot(step)
-    return Written(_render(dot.data), (*dot.losses, "a picture: it cannot be read back"))
+    losses = losses_of(step, _SHOWN)
+    return Written(_render(write_dot(step).data), (*losses, "a picture: it cannot be read back"))
 
 
 def _render(dot: bytes) -> bytes:
@@ -69,4 +74,4 @@ def _command() -> list[str]:
     return [sys.executable, "-c", _DRAW]
 
 
-SVG_FORMAT = Format(name="svg", title="picture of the graph", suffix=".svg", write=write_svg)
+SVG_FORMAT = Format(name="svg", title="picture of the graph", write=write_svg)

@@ -31,6 +31,9 @@ __all__ = ["FORMAT", "write_dot"]
 
 _HOLDS = frozenset(
     {
+        Part.NAMES,
+        Part.ROLES,
+        Part.PHASES,
         Part.SHAPES,
         Part.DTYPES,
         Part.DEVICES,
@@ -186,6 +189,7 @@ def _label(lines: list[str]) -> str:
 def _edges(position: int, op: Op) -> Iterator[str]:
     """The edges of an operator: its inputs, its outputs, then what it waits for."""
     outputs = set(op.outputs)
+    shape_only = set(op.shape_only)
     for k, tensor in enumerate(op.inputs):
         port = op.input_ports[k] if op.input_ports else None
         accumulates = tensor in outputs and port == "accumulate"
@@ -193,8 +197,8 @@ def _edges(position: int, op: Op) -> Iterator[str]:
             {
                 "label": None if port is None else _label([f"->{port}"]),
                 "lowtide_port": port,
-                "lowtide_shape_only": "true" if k in op.shape_only else None,
-                "style": "dashed" if k in op.shape_only else None,
+                "lowtide_shape_only": "true" if k in shape_only else None,
+                "style": "dashed" if k in shape_only else None,
                 **(_BACK if accumulates else {}),
             }
         )
@@ -215,7 +219,6 @@ def _edges(position: int, op: Op) -> Iterator[str]:
 FORMAT = Format(
     name="dot",
     title="Graphviz file of the graph",
-    suffix=".dot",
     recognise=recognise_dot,
     read=read_dot,
     write=write_dot,

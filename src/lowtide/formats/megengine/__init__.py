@@ -33,7 +33,6 @@ def _facts(step: Step) -> dict[str, Any]:
 FORMAT = Format(
     name="megengine",
     title="MegEngine execution profile",
-    suffix=".json",
     recognise=lambda data: HEAD.match(data) is not None,
     read=read,
     write=write,

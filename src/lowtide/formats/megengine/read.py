@@ -275,23 +275,20 @@ def _cost(reader: _Reader, name: str, footprints: Mapping[str, Any], spans: Sequ
 def _with_views(tensors: list[Tensor], ops: Sequence[Op]) -> tuple[Tensor, ...]:
     """An output at the very address of an equally large input is a view of it, or overwrote it."""
     for op in ops:
+        places = {(tensors[t].address, tensors[t].bytes): t for t in op.inputs}
         for out in op.outputs:
-            for source in op.inputs:
-                a, b = tensors[source], tensors[out]
-                same = b.address is not None and (a.address, a.bytes) == (b.address, b.bytes)
-                if same and tensors[source].alias != out:
-                    tensors[out] = msgspec.structs.replace(b, alias=source)
+            tensor = tensors[out]
+            source = places.get((tensor.address, tensor.bytes))
+            if tensor.address is not None and source not in (None, out) and tensors[source or 0].alias != out:
+                tensors[out] = msgspec.structs.replace(tensor, alias=source)
     return tuple(tensors)
 
 
 def _with_inputs(tensors: tuple[Tensor, ...], ops: Sequence[Op]) -> tuple[Tensor, ...]:
-    """A value that is read, has memory, and that no operator writes, comes from outside the step."""
+    """A value that has memory and that no operator writes comes from outside the step."""
     written = {t for op in ops for t in op.outputs}
-    read = {t for op in ops for t in op.inputs}
     return tuple(
-        msgspec.structs.replace(t, role=Role.INPUT)
-        if k in read and k not in written and t.role is Role.ACTIVATION
-        else t
+        msgspec.structs.replace(t, role=Role.INPUT) if k not in written and t.role is Role.ACTIVATION else t
         for k, t in enumerate(tensors)
     )
 

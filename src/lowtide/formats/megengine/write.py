@@ -15,6 +15,7 @@ __all__ = ["own_sections", "write"]
 
 _HELD = {
     Part.SHAPES, Part.DTYPES, Part.ADDRESSES, Part.SECONDS, Part.FLOP, Part.TRAFFIC, Part.SPANS, Part.VIEWS,
+    Part.NAMES, Part.ROLES, Part.PHASES,
 }  # fmt: skip
 _PERSISTENT = RESIDENT_ROLES - {Role.INPUT}
 _PLAIN = {Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.WORKSPACE}
@@ -48,6 +49,9 @@ def write(step: Step) -> Written:
     }
     held = _HELD | ({Part.EXTRAS, Part.DEVICES} if own else set())
     losses = losses_of(step, held)
+    views = 0 if own else sum(t.alias is not None and t.address is None for t in graph.tensors)
+    if views:
+        losses += (f"{views} views: without an address they are read back with memory of their own",)
     if not own and any(op.phase is not Phase.FORWARD for op in graph.ops):
         losses += ("phases: all operators are read back as forward",)
     other = sorted({t.role.value for t in graph.tensors} - {role.value for role in _PLAIN})
@@ -62,6 +66,7 @@ def own_sections(step: Step) -> dict[str, dict[str, Any]]:
     if step.format != "megengine" or not isinstance(own, dict):
         return {}
     sections = [own.get(name) for name in ("chunks", "idle", "more", "top")]
+    sections += list(own["idle"].values()) if isinstance(own.get("idle"), dict) else [None]
     parts = [*sections, *own["more"].values()] if isinstance(own.get("more"), dict) else [None]
     parts += [op.attributes.get("footprint", {}) for op in step.graph.ops]
     chunks = own["chunks"].values() if isinstance(own.get("chunks"), dict) else [None]

@@ -32,7 +32,6 @@ def _facts(step: Step) -> dict[str, Any]:
 FORMAT = Format(
     name="tensorflow",
     title="TensorFlow step list",
-    suffix=".txt",
     recognise=lambda data: HEAD.match(data) is not None,
     read=read,
     write=write,

@@ -21,7 +21,7 @@ from lowtide.errors import FormatError, GraphError
 from lowtide.formats.text import Lines, decimal, decode, shorten, whole
 from lowtide.graph import MAX_BYTES, Category, Graph, Kernel, Op, Phase, Role, Tensor, validate
 
-__all__ = ["HEAD", "read"]
+__all__ = ["HEAD", "ITEM_BYTES", "read"]
 
 ITEM_BYTES = {
     "float32": 4, "float64": 8, "double": 8, "float16": 2, "half": 2, "bfloat16": 2,
@@ -33,8 +33,9 @@ _SHAPE = re.compile(r"\((?:([a-z][a-z0-9]{0,15}) )?(\d{1,19}(?:x\d{1,19}){0,31})
 _COPIED = re.compile(r"\(output (\d{1,19}) bytes\)", re.ASCII)
 HEAD = re.compile(
     rb"[^\n]{1,2000}, \((?:no output|output \d+ bytes|(?:[a-z0-9]+ )?\d+(?:x\d+)*)\)"
-    rb", [A-Za-z:/0-9]+, [0-9.]+\r?\n"
+    rb", [^,()\n]{1,200}, [0-9.eE+-]{1,40}(?:\n|$)"
 )
+"""How the first line of such a file looks."""
 _TRANSPOSE = re.compile(r"Transpose(?:NCHWToNHWC|NHWCToNCHW)")
 _RETURNED = re.compile(r"_retval_(.+)_\d+_\d+")
 _EDGE = re.compile(r"edge_\d+_(.+)")
@@ -183,14 +184,10 @@ def _step(nodes: Mapping[str, _Line], names: list[str]) -> Step:
 
 def _order(names: list[str], position: Mapping[str, int], nodes: Mapping[str, _Line]) -> list[list[int]]:
     """The order of the lines: ``[operator]`` or ``[operator, kernel]``."""
-    order: list[list[int]] = []
-    for name in names:
-        if name in position:
-            order.append([position[name]])
-            continue
-        parent = name.rpartition(":")[0]
-        order.append([position[parent], [k.name for k in nodes[parent].kernels].index(name)])
-    return order
+    place = {name: [k] for name, k in position.items()}
+    for name, node in nodes.items():
+        place |= {kernel.name: [position[name], k] for k, kernel in enumerate(node.kernels)}
+    return [place[name] for name in names]
 
 
 def _tensor(line: _Line, outputs: Mapping[str, int], returned: set[tuple[int, ...]]) -> Tensor:

@@ -9,12 +9,15 @@ from typing import Any
 from lowtide.cost import Step
 from lowtide.formats.base import Written
 from lowtide.formats.losses import Part, losses_of
+from lowtide.formats.tensorflow.read import ITEM_BYTES
 from lowtide.graph import Graph, Op, Tensor
 
 __all__ = ["write"]
 
 _OWN = {Part.SHAPES, Part.DTYPES, Part.DEVICES, Part.CONTROL, Part.KERNELS, Part.COPIES, Part.SECONDS}
-_KNOWN_FROM_SHAPES = {Part.FLOP, Part.TRAFFIC, Part.VIEWS, Part.EXTRAS, Part.NOTES}
+_KNOWN_FROM_SHAPES = {
+    Part.FLOP, Part.TRAFFIC, Part.VIEWS, Part.EXTRAS, Part.NOTES, Part.ROLES, Part.PHASES, Part.NAMES,
+}  # fmt: skip
 """What the reader works out of the lines again, so that nothing is lost when the step came from them."""
 
 
@@ -22,7 +25,8 @@ def write(step: Step) -> Written:
     """The text; a step that was read from this format comes back byte for byte."""
     graph = step.graph
     own = step.format == "tensorflow"
-    lines = [_lines(step, k, own) for k in range(len(graph.ops))]
+    names = [op.id for op in graph.ops] if own else _names(graph)
+    lines = [_lines(step, k, names, own) for k in range(len(graph.ops))]
     order = _order(step, lines) if own else None
     if order is not None:
         text = [lines[op][line] for op, line in order]
@@ -48,38 +52,54 @@ def _positions(entry: list[Any]) -> bool:
 
 
 def _flattened(graph: Graph) -> tuple[str, ...]:
-    shapeless = sum(t.shape is None for t in graph.tensors)
+    shapeless = sum(t.shape is None or (t.dtype or "float32") not in ITEM_BYTES for t in graph.tensors)
     several = sum(len(op.outputs) > 1 for op in graph.ops)
     said = []
     if graph.ordered and graph.ops:
         said.append("the order of the operators, and which tensor each one reads: only shapes are written")
     if shapeless:
-        said.append(f"{shapeless} tensors of unknown shape, written as flat vectors of their bytes")
+        said.append(f"{shapeless} tensors of unknown shape or type, written as flat vectors of their bytes")
     if several:
         said.append(f"all outputs but the first of {several} operators")
     return tuple(said)
 
 
-def _lines(step: Step, position: int, own: bool) -> list[str]:
+def _names(graph: Graph) -> list[str]:
+    """A name for every operator that no other has and that cannot be taken for two fields or a kernel."""
+    used: dict[str, int] = {}
+    names = []
+    for op in graph.ops:
+        name = _name(op.id if ":" in op.label else op.label)
+        used[name] = used.get(name, 0) + 1
+        names.append(name if used[name] == 1 else f"{name}#{used[name]}")
+    return names
+
+
+def _lines(step: Step, position: int, names: list[str], own: bool) -> list[str]:
     """The line of one operator and behind it those of its kernels."""
     op = step.graph.ops[position]
-    name = op.id if own else _name(op.label if op.label.count(":") == 0 else op.id)
+    name = names[position]
     device = _name(op.device) if op.device else "CPU"
     cost = step.costs[position] if step.costs else None
     seconds = float(cost.seconds.value) if cost and cost.seconds else 0.0
     time = op.attributes.get("time", 0) if own else seconds * 1e6
-    lines = [", ".join([name, *_ends(step.graph, op, own), device, _number(time)]) + "\n"]
+    lines = [", ".join([name, *_ends(step.graph, op, names, own), device, _number(time)]) + "\n"]
     for kernel in op.kernels:
-        fields = (f"{name}:{kernel.name}", "(no input)", "(no output)", kernel.device or device)
+        fields = (
+            f"{name}:{kernel.name if own else _name(kernel.name)}",
+            "(no input)",
+            "(no output)",
+            kernel.device or device,
+        )
         lines.append(", ".join([*fields, _number(kernel.attributes.get("time", 0))]) + "\n")
     return lines
 
 
-def _ends(graph: Graph, op: Op, own: bool) -> list[str]:
+def _ends(graph: Graph, op: Op, names: list[str], own: bool) -> list[str]:
     """Control inputs, shapes of the inputs, shape of the output."""
     if own and type(op.attributes.get("copied_bytes")) is int:
         return ["(no input)", f"(output {op.attributes['copied_bytes']} bytes)"]
-    control = ["^" + (graph.ops[k].id if own else _name(graph.ops[k].label)) for k in op.after]
+    control = [f"^{names[k]}" for k in op.after]
     operands = _operands(op) if own else None
     if operands is not None:
         inputs = [_shape(dtype, dims) for dtype, dims in operands]
@@ -108,14 +128,14 @@ def _dims(value: Any) -> bool:
 
 
 def _tensor(tensor: Tensor) -> str:
-    if tensor.shape is None:
+    if tensor.shape is None or (tensor.dtype or "float32") not in ITEM_BYTES:
         return _shape("uint8", [tensor.bytes])
     return _shape(tensor.dtype, list(tensor.shape))
 
 
 def _shape(dtype: str | None, dims: list[int]) -> str:
     padded = dims + [1] * (2 - len(dims))
-    prefix = "" if dtype in (None, "float32") else f"{re.sub(r'[^a-z0-9]', '', str(dtype).lower())} "
+    prefix = "" if dtype in (None, "float32") else f"{dtype} "
     return f"({prefix}{'x'.join(map(str, padded))})"
 
 

@@ -97,7 +97,17 @@ _KINDS = ("conv2d", "maxpool2d")
 _HEAD_LINES = 5
 _MAX_ID = 10**18
 _COMPARISON = " precentile "
-_HOLDS = (Part.SHAPES, Part.DTYPES, Part.DEVICES, Part.PORTS, Part.NOTES, Part.EXTRAS)
+_HOLDS = (
+    Part.NAMES,
+    Part.ROLES,
+    Part.PHASES,
+    Part.SHAPES,
+    Part.DTYPES,
+    Part.DEVICES,
+    Part.PORTS,
+    Part.NOTES,
+    Part.EXTRAS,
+)
 
 Shape = tuple[int, int, int, int]
 
@@ -339,7 +349,6 @@ def facts(step: Step) -> dict[str, Any]:
 FORMAT = Format(
     name="tilelog",
     title="Log of a step run in spatial tiles",
-    suffix=".log",
     recognise=recognise,
     read=read,
     write=write,
