@@ -27,7 +27,7 @@ def run_main(*arguments, capsys):
 
 
 def test_the_commands_are_these():
-    assert sorted(cli.commands) == ["convert", "diff", "formats", "show", "top"]
+    assert sorted(cli.commands) == ["convert", "diff", "formats", "run", "show", "top"]
 
 
 @pytest.mark.parametrize("number", ["000", "001", "002", "003", "004"])

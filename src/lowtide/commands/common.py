@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -10,10 +11,20 @@ from typing import Any
 import click
 from rich.console import Console
 
+from lowtide.errors import ToolError
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
 
-__all__ = ["check_kind", "console", "default_sort", "json_option", "print_json", "select", "table_options"]
+__all__ = [
+    "Choice",
+    "check_kind",
+    "console",
+    "default_sort",
+    "json_option",
+    "print_json",
+    "select",
+    "table_options",
+]
 
 _PIPE_WIDTH = 160
 
@@ -35,6 +46,12 @@ def console() -> Console:
     """Where text for people goes: colour only on a terminal, a fixed width elsewhere."""
     out = Console()
     return out if out.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def torch_or_explain() -> None:
+    """Refuse, with what to install, where torch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        raise ToolError("this command runs PyTorch, which is not installed: pip install 'lowtide[torch]'")
 
 
 def print_json(value: Any) -> None:

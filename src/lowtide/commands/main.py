@@ -14,6 +14,7 @@ from lowtide import __version__
 from lowtide.commands.convert import convert
 from lowtide.commands.diff import diff
 from lowtide.commands.formats import formats
+from lowtide.commands.run import run
 from lowtide.commands.show import show
 from lowtide.commands.top import top
 from lowtide.errors import LowtideError
@@ -51,7 +52,7 @@ def cli() -> None:
     """
 
 
-for command in (show, top, diff, convert, formats):
+for command in (show, top, diff, convert, formats, run):
     cli.add_command(command)
 
 

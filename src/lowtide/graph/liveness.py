@@ -54,6 +54,9 @@ def liveness(
         lifetimes=lifetimes,
         workspace_bytes=tuple(workspace_bytes),
         seconds=tuple(seconds),
+        resident_bytes=sum(
+            one.bytes for one in lifetimes if graph.tensors[one.tensor].role in RESIDENT_ROLES
+        ),
     )
 
 

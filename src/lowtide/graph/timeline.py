@@ -30,6 +30,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Per operator; empty when none is known."""
     seconds: tuple[float, ...] = ()
     """How long each operator takes; empty when not known."""
+    resident_bytes: int = 0
+    """How much of the live bytes is there throughout: leaves."""
 
     @property
     def peak_step(self) -> int | None:

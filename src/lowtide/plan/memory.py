@@ -35,6 +35,8 @@ class Memory:
         for k, tensor in enumerate(graph.tensors):
             if tensor.role in RESIDENT_ROLES and tensor.alias is None:
                 self.hold(k)
+        self.resident_bytes = self.live
+        """Leaves: what is there throughout."""
         for k in _given(graph):
             if k not in self.storage_of:
                 self.hold(k)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.graph import Graph, Role, Timeline
-from lowtide.plan.memory import Memory, allocated_bytes
+from lowtide.graph import Graph, Phase, Role, Timeline
+from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes
 from lowtide.plan.program import Drop, Program, Run
 
 __all__ = ["RANDOM_STATE_BYTES", "simulate"]
 
+_AUTOGRAD_BLOCKS = 4
+"""Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
 RANDOM_STATE_BYTES = 5056
 """The state of torch's generator on the CPU; that of a CUDA device is kept on the host."""
 
@@ -27,6 +29,8 @@ def simulate(
     A PlanError says which instruction reads what is not there.
     """
     memory = Memory(graph)
+    resident = memory.resident_bytes
+    memory.live += _AUTOGRAD_BLOCKS * CUDA_BLOCK_BYTES if _on_cuda(graph) else 0
     live: list[int] = []
     extra: list[int] = []
     took: list[float] = []
@@ -50,7 +54,12 @@ def simulate(
         tuple(live),
         workspace_bytes=tuple(extra) if workspace_bytes else (),
         seconds=tuple(took) if seconds else (),
+        resident_bytes=resident,
     )
+
+
+def _on_cuda(graph: Graph) -> bool:
+    return any(op.device.startswith("cuda") and op.phase is not Phase.FORWARD for op in graph.ops)
 
 
 def _states(graph: Graph, program: Program) -> set[int]:

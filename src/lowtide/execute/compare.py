@@ -1,0 +1,236 @@
+"""A step run by eager PyTorch and by a Program, in one process: memory, time, what changed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.execute.backend import Planner, compile_with
+from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.memory import Allocations, Marker, watch_cpu, watch_cuda
+from lowtide.plan.program import Run
+from lowtide.plan.simulate import simulate
+
+__all__ = ["Comparison", "Outcome", "Side", "compare"]
+
+Loss = Callable[..., torch.Tensor]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one way of running the step took."""
+
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both ways side by side. Peaks count what was on the device before the step."""
+
+    eager: Side
+    measured: Side
+    predicted_peak_bytes: int
+    loss_equal: bool
+    bitwise: bool
+    max_rel_grad_diff: float
+    operators: int
+    runs: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys as ``lowtide run --json`` prints them."""
+        return {
+            "eager": asdict(self.eager),
+            "predicted": {"peak_bytes": self.predicted_peak_bytes},
+            "measured": asdict(self.measured),
+            "loss_equal": self.loss_equal,
+            "bitwise": self.bitwise,
+            "max_rel_grad_diff": self.max_rel_grad_diff,
+            "operators": self.operators,
+            "runs": self.runs,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Everything a step leaves behind, copied."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+class _Subject:
+    """A model with its batch and loss, put back as it was after every step."""
+
+    def __init__(self, model: nn.Module, batch: Sequence[Any], loss: Loss, trains: bool, seed: int) -> None:
+        self.model, self.batch, self.loss, self.trains, self.seed = model, tuple(batch), loss, trains, seed
+        self.device = next(iter(_tensors([*model.parameters(), *batch])), torch.empty(0)).device
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def reset(self) -> None:
+        """Buffers and random state as at the start, no gradients."""
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self._buffers[name])
+        self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(self.seed)
+
+    def step(self, loss: Loss) -> torch.Tensor:
+        result = loss(self.model, *self.batch)
+        if self.trains:
+            result.backward()  # type: ignore[no-untyped-call]
+        return result.detach()
+
+    def outcome(self, loss: torch.Tensor) -> Outcome:
+        gradients = {
+            name: None if p.grad is None else p.grad.detach().to("cpu", copy=True)
+            for name, p in self.model.named_parameters()
+        }
+        buffers = {name: buffer.to("cpu", copy=True) for name, buffer in self.model.named_buffers()}
+        return Outcome(loss.to("cpu", copy=True), gradients, buffers)
+
+    def resident_bytes(self) -> int:
+        """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        leaves = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch])
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
+        return sum(sizes.values())
+
+    def watch(self, loss: Loss, interpreter: Interpreter | None = None) -> tuple[torch.Tensor, Allocations]:
+        def run(marker: Marker) -> torch.Tensor:
+            if interpreter is not None:
+                interpreter.marker = marker
+            try:
+                return self.step(loss)
+            finally:
+                if interpreter is not None:
+                    interpreter.marker = None
+
+        return watch_cuda(run, self.device) if self.device.type == "cuda" else watch_cpu(run)
+
+
+def compare(
+    model: nn.Module,
+    batch: Sequence[Any],
+    loss: Loss,
+    planner: Planner,
+    *,
+    trains: bool = True,
+    seed: int = 0,
+    repeats: int = 5,
+    progress: Progress = lambda _: None,
+) -> Comparison:
+    """Run the step both ways with the same random seed and compare what they take and what they leave.
+
+    The model is left as it was, without gradients.
+    """
+    subject = _Subject(model, batch, loss, trains, seed)
+    made: list[Interpreter] = []
+    compiled: Loss = torch.compile(
+        loss,
+        backend=lambda module, inputs: compile_with(module, inputs, planner, made.append),
+        fullgraph=True,
+        dynamic=False,
+    )
+    progress("eager step")
+    subject.reset()
+    subject.step(loss)  # what a first step sets up once and for all
+    subject.reset()
+    resident = subject.resident_bytes()
+    result, eager = subject.watch(loss)
+    before = subject.outcome(result)
+    progress("capturing and planning")
+    subject.reset()
+    subject.step(compiled)
+    interpreter = made[-1]
+    progress("the program")
+    subject.reset()
+    resident = max(resident, subject.resident_bytes())
+    _, marked = subject.watch(compiled, interpreter)
+    subject.reset()
+    result, ours = subject.watch(compiled)
+    after = subject.outcome(result)
+    progress("timing both")
+    seconds = _timed(subject, [loss, compiled], repeats)
+    subject.reset()
+    return Comparison(
+        eager=Side(resident + eager.peak_bytes, seconds[0]),
+        measured=Side(resident + ours.peak_bytes, seconds[1]),
+        predicted_peak_bytes=_predicted(interpreter, marked, resident),
+        loss_equal=torch.equal(before.loss, after.loss),
+        bitwise=_equal(before, after),
+        max_rel_grad_diff=_largest_difference(before, after),
+        operators=len(interpreter.joint.graph.ops),
+        runs=sum(isinstance(line, Run) for line in interpreter.program.instructions),
+    )
+
+
+def _predicted(interpreter: Interpreter, marked: Allocations, resident: int) -> int:
+    """The simulated peak, with measured workspaces and with what else is on the device."""
+    graph = interpreter.joint.graph
+    workspaces = [marked.workspace_bytes(k) or 0 for k in range(len(graph.ops))]
+    timeline = simulate(graph, interpreter.program, workspace_bytes=workspaces)
+    return timeline.peak_bytes + resident - timeline.resident_bytes
+
+
+def _timed(subject: _Subject, losses: Sequence[Loss], repeats: int) -> list[float]:
+    """The median time of each, taken in turns so that both meet the same machine."""
+    times: list[list[float]] = [[] for _ in losses]
+    for _ in range(repeats + 1):
+        for k, loss in enumerate(losses):
+            subject.reset()
+            _synchronize(subject.device)
+            start = time.perf_counter()
+            subject.step(loss)
+            _synchronize(subject.device)
+            times[k].append(time.perf_counter() - start)
+    return [statistics.median(taken[1:]) for taken in times]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(list(value.values()))
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _equal(a: Outcome, b: Outcome) -> bool:
+    def same(x: torch.Tensor | None, y: torch.Tensor | None) -> bool:
+        return x is y if x is None or y is None else x.dtype == y.dtype and torch.equal(x, y)
+
+    return (
+        same(a.loss, b.loss)
+        and all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)
+        and all(same(a.buffers[name], b.buffers[name]) for name in a.buffers)
+    )
+
+
+def _largest_difference(a: Outcome, b: Outcome) -> float:
+    """The largest difference of a gradient element, over the largest element of that gradient."""
+    largest = 0.0
+    for name, one in a.gradients.items():
+        other = b.gradients[name]
+        if (one is None) != (other is None):
+            return float("inf")
+        if one is None or other is None or not one.numel():
+            continue
+        scale = float(one.abs().max()) or 1.0
+        largest = max(largest, float((one.double() - other.double()).abs().max()) / scale)
+    return largest
