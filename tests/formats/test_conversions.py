@@ -14,7 +14,9 @@ from tests.conftest import document_path
 READABLE = [name for name, one in FORMATS.items() if one.read and one.write and name != "dataflow"]
 
 
-@pytest.mark.parametrize(("number", "name"), list(itertools.product(["000", "001", "002", "003", "004"], READABLE)))
+@pytest.mark.parametrize(
+    ("number", "name"), list(itertools.product(["000", "001", "002", "003", "004"], READABLE))
+)
 def test_every_pair_is_readable_or_refused(number, name, tmp_path):
     step = read_file(document_path(number)).step
     out = tmp_path / "out"
