@@ -27,7 +27,9 @@ def run_main(*arguments, capsys):
 
 
 def test_the_commands_are_these():
-    assert sorted(cli.commands) == ["convert", "diff", "formats", "run", "show", "top"]
+    assert sorted(cli.commands) == [
+        "convert", "diff", "doctor", "formats", "profile", "run", "show", "top",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", ["000", "001", "002", "003", "004"])

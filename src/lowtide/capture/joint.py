@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -232,8 +233,32 @@ def _kind(target: Any) -> str:
 
 
 def _attributes(node: fx.Node) -> dict[str, Any]:
-    tags = getattr(node.target, "tags", ())
-    return {"random": True} if torch.Tag.nondeterministic_seeded in tags else {}
+    """What besides shapes decides how the operator runs: its overload, arguments, and strides of inputs."""
+    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return {"input": tensors.index(value)} if value in tensors else str(value.meta.get("val"))
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)  # JSON has no infinity
+        return value if value is None or isinstance(value, int | float | str) else str(value)
+
+    found: dict[str, Any] = {
+        "overload": getattr(node.target, "_overloadname", ""),
+        "arguments": [plain(value) for value in node.args],
+        "strides": [_strides(n.meta["val"]) for n in tensors],
+    }
+    if node.kwargs:
+        found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        found["random"] = True
+    return found
+
+
+def _strides(value: torch.Tensor) -> list[int] | None:
+    return [int(d) for d in value.stride()] if value.layout is torch.strided else None
 
 
 def _module_path(node: fx.Node) -> str:

@@ -13,7 +13,9 @@ import click
 from lowtide import __version__
 from lowtide.commands.convert import convert
 from lowtide.commands.diff import diff
+from lowtide.commands.doctor import doctor
 from lowtide.commands.formats import formats
+from lowtide.commands.profile import profile
 from lowtide.commands.run import run
 from lowtide.commands.show import show
 from lowtide.commands.top import top
@@ -52,7 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (show, top, diff, convert, formats, run):
+for command in (show, top, diff, convert, formats, profile, doctor, run):
     cli.add_command(command)
 
 

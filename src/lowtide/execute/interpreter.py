@@ -83,8 +83,10 @@ class Interpreter:
         for line in lines:
             if isinstance(line, _Running):
                 marker.before(line.op)
-                line(table, states)
-                marker.after(line.op)
+                try:
+                    line(table, states)
+                finally:
+                    marker.after(line.op)
             else:
                 line(table, states)
 

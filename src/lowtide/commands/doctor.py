@@ -1,0 +1,125 @@
+"""``lowtide doctor``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from lowtide import __version__
+from lowtide.commands.common import INSTALL_TORCH, Choice, json_option, needs_torch, print_json
+from lowtide.cost.device import Device, cache_folder, load_device, store_device
+from lowtide.errors import FileError, ToolError
+from lowtide.units import format_bytes, format_rate, format_seconds
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@click.option("--device", type=Choice(["cpu", "cuda"]), help="Default: cuda where there is one.")
+@click.option("--measure", is_flag=True, help="Measure the device again, though it was measured before.")
+@json_option
+def doctor(device: str | None, measure: bool, as_json: bool) -> None:
+    """Say what this machine can do, and measure its device once.
+
+    The rates of matrix products, memory and host link are kept in the cache folder; estimates use them.
+    """
+    view: dict[str, Any] = {
+        "lowtide": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": None,
+        "graphviz": _graphviz(),
+        "cache": {"folder": str(cache_folder()), "writable": _writable(cache_folder())},
+        "device": None,
+        "missing": [],
+    }
+    if view["graphviz"] is None:
+        view["missing"].append('Graphviz, to draw graphs: pip install "lowtide[svg]"')
+    try:
+        with needs_torch("measuring"):
+            from lowtide.cost.probe import best_device, torch_facts
+        view["torch"] = torch_facts()
+    except ToolError as error:
+        if device is not None or measure:
+            raise
+        view["missing"].append(f"PyTorch, to capture and measure steps: {INSTALL_TORCH} ({error.__cause__})")
+    else:
+        found, problem = _device(device or best_device(), measure)
+        view["device"] = msgspec.to_builtins(found)
+        view["missing"] += [problem] if problem else []
+    if as_json:
+        print_json(view)
+    else:
+        for line in _lines(view):
+            click.echo(line)
+
+
+def _device(kind: str, again: bool) -> tuple[Device, str]:
+    """The device, measured now or before, and why it could not be kept."""
+    from lowtide.cost.probe import environment, measure_device
+
+    folder = cache_folder()
+    known = None if again else load_device(folder, environment(kind))
+    if known is not None:
+        return known, ""
+    device = measure_device(kind)
+    try:
+        store_device(folder, device)
+    except FileError as error:
+        return device, f"a place to keep measurements: {error}"
+    return device, ""
+
+
+def _graphviz() -> str | None:
+    """How graphs are drawn here."""
+    program = shutil.which("dot")
+    if program is not None:
+        return program
+    return "pygraphviz" if importlib.util.find_spec("pygraphviz") is not None else None
+
+
+def _writable(folder: Path) -> bool:
+    """Whether the folder, or the first above it that exists, can be written to."""
+    existing = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+    return existing.is_dir() and os.access(existing, os.W_OK)
+
+
+def _lines(view: dict[str, Any]) -> Iterator[str]:
+    yield f"lowtide {view['lowtide']}, Python {view['python']} on {view['system']}"
+    torch = view["torch"]
+    if torch is None:
+        yield "  torch       missing"
+    else:
+        yield f"  torch       {torch['version']}, {torch['threads']} threads"
+        yield f"  CUDA        {torch['cuda'] or 'not in this build of torch'}"
+        for gpu in torch["gpus"] or ():
+            yield f"  GPU         {gpu['name']}, {format_bytes(gpu['memory_bytes'])}"
+        if not torch["gpus"]:
+            yield "  GPU         none that torch can use"
+    yield f"  Graphviz    {view['graphviz'] or 'missing'}"
+    unusable = "" if view["cache"]["writable"] else " (cannot be written)"
+    yield f"  cache       {view['cache']['folder']}{unusable}"
+    if view["device"] is not None:
+        yield from _device_lines(view["device"])
+    for one in view["missing"]:
+        yield f"missing: {one}"
+
+
+def _device_lines(device: dict[str, Any]) -> Iterator[str]:
+    name, kind = device["environment"]["name"], device["environment"]["kind"]
+    yield f"  device      {name} ({kind}), {format_bytes(device['memory_bytes'])}"
+    rates = device["matrix_flop_per_second"].items()
+    yield "  matrices    " + ", ".join(f"{dtype} {format_rate(rate, 'FLOP')}" for dtype, rate in rates)
+    yield f"  memory      {format_rate(device['bytes_per_second'], 'B')}"
+    up, down = device["to_device_bytes_per_second"], device["from_device_bytes_per_second"]
+    if up is not None and down is not None:
+        yield f"  host link   {format_rate(up, 'B')} to the device, {format_rate(down, 'B')} back"
+    yield f"  launch      {format_seconds(device['launch_seconds'])} an operator"

@@ -1,0 +1,175 @@
+"""``lowtide profile``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lowtide.commands.common import Choice, json_option, needs_torch, print_json
+from lowtide.cost import Step
+from lowtide.cost.cache import CostCache, open_cache
+from lowtide.cost.device import cache_folder, load_device, store_device
+from lowtide.errors import FileError
+from lowtide.formats.registry import write_file
+from lowtide.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.execute.profiling import Profile
+    from lowtide.zoo import Built
+
+__all__ = ["profile"]
+
+
+@click.command()
+@click.argument("target")
+@click.option("-o", "--output", required=True, type=click.Path(), metavar="OUT", help="The file to write.")
+@click.option("--device", type=Choice(["cpu", "cuda"]), help="Default: cuda where there is one.")
+@click.option(
+    "--cost",
+    type=Choice(["measured", "estimated"]),
+    default="measured",
+    show_default=True,
+    help="Run every operator, or compute costs from shapes and from what the device does at most.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="No operator is repeated after this; the step itself still runs to its end.",
+)
+@click.option("--fresh", is_flag=True, help="Measure again what the cache knows.")
+@json_option
+def profile(
+    target: str, output: str, device: str | None, cost: str, time_limit: float, fresh: bool, as_json: bool
+) -> None:
+    """Capture a training step, measure its operators, and write the step with all figures.
+
+    TARGET is a network of the zoo, as `unet:base=16,batch=2,size=284`, or a function of your own that returns
+    model, batch and loss, as `path/to/file.py:function`. What was measured before on this device with these
+    versions is taken from a cache.
+    """
+    if not Path(output).parent.is_dir():
+        raise FileError(f"{output}: cannot be written: there is no folder {Path(output).parent}")
+    with needs_torch("profiling"):
+        from lowtide.cost.probe import best_device
+        from lowtide.zoo import build
+    device = device or best_device()
+    built = build(target, device=device)
+    made = _measured(built, device, time_limit, fresh) if cost == "measured" else _estimated(built, device)
+    write_file(made.step, "native", output)
+    view = _view(made, built.name, output, device, cost)
+    if as_json:
+        print_json(view)
+    else:
+        _print(view)
+
+
+def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Profile:
+    from lowtide.cost.probe import environment
+    from lowtide.execute.profiling import measured_profile
+
+    where = environment(device)
+    folder = cache_folder()
+    cache = open_cache(folder, where)
+    if cache.problem:
+        click.echo(cache.problem, err=True)
+    if fresh:
+        cache = CostCache(cache.path, where, {})
+    example = (built.model, *built.batch)
+    options: dict[str, Any] = {"trains": built.trains, "cache": cache, "time_limit": time_limit}
+    try:
+        with _progress(built.name) as progress:
+            return measured_profile(built.loss, example, where, progress=progress, **options)
+    finally:
+        try:
+            cache.save()
+        except FileError as error:
+            click.echo(f"measurements are not kept: {error}", err=True)
+
+
+def _estimated(built: Built, kind: str) -> Profile:
+    from lowtide.cost.probe import environment, measure_device
+    from lowtide.execute.profiling import estimated_profile
+
+    folder = cache_folder()
+    device = load_device(folder, environment(kind))
+    if device is None:
+        device = measure_device(kind)
+        try:
+            store_device(folder, device)
+        except FileError as error:
+            click.echo(f"the device description is not kept: {error}", err=True)
+    return estimated_profile(built.loss, (built.model, *built.batch), device, trains=built.trains)
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while operators are measured, gone when done; none where nobody looks."""
+    err = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(f"measuring {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _view(made: Profile, target: str, output: str, device: str, cost: str) -> dict[str, Any]:
+    step, measured = made.step, made.measured
+    environment = step.graph.attributes["environment"]
+    spans = [span for span in step.spans if not span.host]
+    return {
+        "target": target,
+        "output": output,
+        "device": device,
+        "device_name": environment["name"],
+        "versions": environment["versions"],
+        "cost": cost,
+        "operators": len(step.graph.ops),
+        "signatures": measured.signatures if measured else None,
+        "from_cache": measured.from_cache if measured else None,
+        "timed_once": measured.once if measured else None,
+        "seconds": _total(step, "seconds"),
+        "step_seconds": max(s.end for s in spans) - min(s.start for s in spans) if spans else None,
+        "flop": _total(step, "flop"),
+        "bytes_moved": _total(step, "bytes_moved"),
+        "workspace_bytes": max(
+            (c.workspace_bytes.value for c in step.costs if c.workspace_bytes), default=None
+        ),
+        "peak_bytes": step.lifetimes().peak_bytes,
+    }
+
+
+def _total(step: Step, name: str) -> Any:
+    figures = [getattr(cost, name) for cost in step.costs]
+    return sum(figure.value for figure in figures if figure is not None)
+
+
+def _print(view: dict[str, Any]) -> None:
+    torch = view["versions"]["torch"]
+    click.echo(f"{view['target']} on {view['device']} ({view['device_name']}, torch {torch})")
+    mark = "~" if view["cost"] == "estimated" else ""
+    if view["cost"] == "measured":
+        once = f", {view['timed_once']} timed on a single run" if view["timed_once"] else ""
+        kinds = f"{view['signatures']} different"
+        cached = f"{view['from_cache']} from the cache"
+        click.echo(f"  operators   {view['operators']}, {kinds}; {cached}{once}")
+    else:
+        click.echo(f"  operators   {view['operators']}, estimated from shapes")
+    step = view["step_seconds"]
+    whole = "" if step is None else f"; one step took {format_seconds(step)}"
+    click.echo(f"  time        {mark}{format_seconds(view['seconds'])} in operators{whole}")
+    click.echo(
+        f"  work        {format_count(view['flop'], 'FLOP')}, {format_bytes(view['bytes_moved'])} moved"
+    )
+    workspace = view["workspace_bytes"]
+    largest = "" if workspace is None else f", largest workspace {format_bytes(workspace)}"
+    click.echo(f"  memory      peak {format_bytes(view['peak_bytes'])} in program order{largest}")
+    click.echo(f"Wrote {view['output']}")
+    click.echo(f"Next: lowtide top {view['output']}")

@@ -1,0 +1,351 @@
+"""What operators take on the device at hand: measured in the middle of a step, on the values it has there.
+
+The step runs once. Whenever the turn comes to an operator with a signature that is not known, it is called a
+few more times on its real inputs; those results are thrown away and the random state is put back, so that the
+step goes on as if nothing had happened. Operators that write into their inputs are repeated on copies.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from lowtide.cost.cache import CostCache
+from lowtide.cost.signature import signature
+from lowtide.cost.types import Cost, Figure, Origin
+from lowtide.cost.watch import Marker, timing_event, watch_cpu
+from lowtide.cost.work import flop, touched_bytes, traffic
+from lowtide.graph import Graph
+
+__all__ = ["Measured", "measure"]
+
+MOST_REPEATS = 20
+REPEAT_SECONDS = 0.15
+"""Repeats of an operator end once they took so long together; there is one at least."""
+_BATCH = 5
+_PAUSE_CYCLES = 1_000_000
+"""About half a millisecond in which a GPU does nothing, while the host queues what is to be timed."""
+
+Progress = Callable[[int, int], None]
+"""Told how many operators have run, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A cost for every operator of a graph, and where they come from, in numbers of operators."""
+
+    costs: tuple[Cost, ...]
+    signatures: int
+    """How many operators differ."""
+    from_cache: int
+    once: int
+    """Timed on a single run, without warming up: there was no time, or the operator could not be repeated."""
+
+
+def measure(
+    graph: Graph,
+    targets: Sequence[Any],
+    run: Callable[[Marker], object],
+    *,
+    cache: CostCache | None = None,
+    time_limit: float = 60.0,
+    progress: Progress | None = None,
+) -> Measured:
+    """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
+
+    ``targets`` are the functions behind the operators; ``run`` tells the marker before and after each of
+    them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them.
+    """
+    meter = _Meter(graph, targets, cache, time.perf_counter() + time_limit, progress)
+    run(meter)
+    return meter.measured()
+
+
+class _Meter(Marker):
+    """Steps in at operators whose signature is not known yet."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        targets: Sequence[Any],
+        cache: CostCache | None,
+        deadline: float,
+        progress: Progress | None,
+    ) -> None:
+        self.graph, self.targets, self.cache = graph, targets, cache
+        self.deadline, self.progress = deadline, progress
+        self.signatures = [signature(graph, op) for op in range(len(graph.ops))]
+        known = {name: cache.get(name) if cache is not None else None for name in set(self.signatures)}
+        self.cached = {name for name, cost in known.items() if cost is not None}
+        self.costs = {name: cost for name, cost in known.items() if cost is not None}
+        self.once: set[str] = set()
+        self._clocks: dict[torch.device, _Clock] = {}
+        self._catch: Any = None
+        self._started = 0.0
+        self._done = 0
+
+    def before(self, op: int) -> None:
+        if self.signatures[op] in self.costs:
+            return
+        self._started = time.perf_counter()
+        if isinstance(self.targets[op], torch._ops.OpOverload):  # noqa: SLF001
+            self._catch = _Catch(self, op)
+            self._catch.__enter__()
+
+    def after(self, op: int) -> None:
+        if self._catch is not None:
+            self._catch.__exit__(None, None, None)
+            self._catch = None
+        name = self.signatures[op]
+        if name not in self.costs:
+            # no call of its own to repeat: all that is known is how long it took here
+            device = _device(self.graph.ops[op].device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = Figure(time.perf_counter() - self._started, Origin.MEASURED)
+            count, exact = flop(self.graph, self.graph.ops[op])
+            self.costs[name] = Cost(seconds, _figure(count, exact))
+            self.once.add(name)
+        self._done += 1
+        if self.progress is not None:
+            self.progress(self._done, max(self._done, len(self.signatures)))
+
+    def take(self, op: int, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator for the step, then again for the clock; what the step gets is the first result."""
+        one = self.graph.ops[op]
+        device = _device(one.device)
+        clock = self._clocks.get(device)
+        if clock is None:
+            clock = self._clocks[device] = _CudaClock(device) if device.type == "cuda" else _CpuClock()
+        result, seconds, workspace = clock.first(lambda: function(*args, **kwargs))
+        moved, view = _moved(one.kind, function, args, kwargs, result)
+        samples: list[float] = []
+        if view and device.type == "cuda":
+            samples, workspace = [0.0], 0  # nothing reaches the device
+        elif time.perf_counter() + seconds < self.deadline:
+            samples, again = _repeated(clock, function, args, kwargs, device, self.deadline)
+            workspace = workspace if again is None else again
+        count, exact = flop(self.graph, one)
+        if not exact:
+            count, exact = _registered(function, args, kwargs, result, count)
+        cost = Cost(
+            seconds=Figure(statistics.median(samples) if samples else seconds, Origin.MEASURED),
+            flop=_figure(count, exact),
+            bytes_moved=Figure(moved, Origin.MEASURED),
+            workspace_bytes=Figure(workspace, Origin.MEASURED),
+        )
+        self.costs[self.signatures[op]] = cost
+        if not samples:
+            self.once.add(self.signatures[op])
+        elif self.cache is not None:
+            self.cache.add(self.signatures[op], cost)
+        return result
+
+    def measured(self) -> Measured:
+        return Measured(
+            costs=tuple(self.costs.get(name, Cost()) for name in self.signatures),
+            signatures=len(set(self.signatures)),
+            from_cache=sum(name in self.cached for name in self.signatures),
+            once=sum(name in self.once for name in self.signatures),
+        )
+
+
+class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands the first call of an operator, with its real arguments, to the meter."""
+
+    def __init__(self, meter: _Meter, op: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._meter, self._op, self._open = meter, op, True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self._open or func is not self._meter.targets[self._op]:
+            return func(*args, **(kwargs or {}))
+        self._open = False
+        return self._meter.take(self._op, func, args, kwargs or {})
+
+
+class _Clock(Protocol):
+    """Times calls and says what they allocate besides their results."""
+
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
+        """The result, seconds and workspace of one call."""
+
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
+        """Seconds of a few more calls, and their workspace if it was looked at."""
+
+
+class _CpuClock:
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
+        def run(marker: Marker) -> tuple[Any, float]:
+            marker.before(0)
+            started = time.perf_counter()
+            result = call()
+            seconds = time.perf_counter() - started
+            marker.after(0)
+            return result, seconds
+
+        (result, seconds), allocations = watch_cpu(run)
+        return result, seconds, allocations.workspace_bytes(0) or 0
+
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
+        samples: list[float] = []
+        while not _enough(samples, deadline):
+            started = time.perf_counter()
+            result = call()
+            samples.append(time.perf_counter() - started)
+            del result  # giving memory back is not the operator's time
+        return samples, None
+
+
+class _CudaClock:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._nothing = 0.0
+        self._nothing = statistics.median(self._batch(lambda: None))
+        """What two events take with nothing between."""
+
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
+        torch.cuda.synchronize(self.device)
+        started = time.perf_counter()
+        result, workspace = self._watched(call)
+        torch.cuda.synchronize(self.device)
+        return result, time.perf_counter() - started, workspace
+
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
+        # only now: a first call also allocates what libraries keep for themselves
+        workspace = self._watched(call)[1]
+        samples: list[float] = []
+        while not _enough(samples, deadline):
+            samples += self._batch(call)
+        return samples, workspace
+
+    def _watched(self, call: Callable[[], Any]) -> tuple[Any, int]:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = call()
+        most, after = (
+            torch.cuda.max_memory_allocated(self.device),
+            torch.cuda.memory_allocated(self.device),
+        )
+        return result, most - max(before, after)
+
+    def _batch(self, call: Callable[[], Any]) -> list[float]:
+        """Seconds of some calls on the device, without the time in which it waits for the host."""
+        with torch.cuda.device(self.device):
+            pairs = []
+            getattr(torch.cuda, "_sleep", _no_pause)(_PAUSE_CYCLES)
+            for _ in range(_BATCH):
+                start, end = timing_event(), timing_event()
+                start.record()
+                result = call()
+                end.record()
+                del result
+                pairs.append((start, end))
+            torch.cuda.synchronize(self.device)
+        return [max(0.0, start.elapsed_time(end) * 1e-3 - self._nothing) for start, end in pairs]
+
+
+def _no_pause(cycles: int) -> None:
+    """Where torch has no such kernel, short operators look as long as they take to issue."""
+
+
+def _enough(samples: list[float], deadline: float) -> bool:
+    return bool(samples) and (
+        len(samples) >= MOST_REPEATS or sum(samples) >= REPEAT_SECONDS or time.perf_counter() >= deadline
+    )
+
+
+def _repeated(
+    clock: _Clock,
+    function: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    deadline: float,
+) -> tuple[list[float], int | None]:
+    """Seconds of calls whose results nobody sees; none where there is no memory to make them."""
+    state = torch.get_rng_state()
+    cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        own_args, own_kwargs = _own_copies(function, args, kwargs)
+        return clock.again(lambda: function(*own_args, **own_kwargs), deadline)
+    except RuntimeError:  # it worked a moment ago: there is no room for a second result
+        return [], None
+    finally:
+        torch.set_rng_state(state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state, device)
+
+
+def _own_copies(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments, with a copy in place of each tensor that the operator writes into."""
+    if not function._schema.is_mutable:  # noqa: SLF001
+        return args, kwargs
+    written = {
+        place
+        for k, argument in enumerate(function._schema.arguments)  # noqa: SLF001
+        if argument.is_write
+        for place in (k, argument.name)
+    }
+
+    def own(place: int | str, value: Any) -> Any:
+        return value.clone() if place in written and isinstance(value, torch.Tensor) else value
+
+    return [own(k, value) for k, value in enumerate(args)], {k: own(k, value) for k, value in kwargs.items()}
+
+
+def _moved(
+    kind: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> tuple[int, bool]:
+    """Bytes read and written by a call, and whether all it gave are views of what it was given."""
+    read = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    given = {_address(tensor) for tensor in read.values()} - {0}
+    made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if not function._schema.is_mutable:  # noqa: SLF001
+        fresh = [tensor for tensor in made if _address(tensor) not in given]
+        if made and not fresh and read:
+            return 0, True
+        made = fresh
+    return traffic(kind, [_bytes(t) for t in read.values()], [_bytes(t) for t in made]), False
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return touched_bytes(tensor.shape, strides, tensor.itemsize)
+
+
+def _registered(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, otherwise: int
+) -> tuple[int, bool]:
+    """FLOP by a formula that torch, or the author of the operator, registered; else the convention."""
+    formula = flop_registry.get(function.overloadpacket)
+    if formula is None:
+        return otherwise, False
+    try:
+        return int(formula(*args, **kwargs, out_val=result)), True
+    except Exception:  # a stranger's formula: any failure means that it does not know this call
+        return otherwise, False
+
+
+def _figure(count: int, exact: bool) -> Figure:
+    return Figure(count, Origin.MEASURED if exact else Origin.ESTIMATED)
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(name or "cpu")

@@ -1,0 +1,137 @@
+"""What a step really takes: every allocation, on the CPU and on CUDA, while it runs.
+
+On the CPU the allocator reports to PyTorch's recorder of events, in the order in which things happen; on CUDA
+the caching allocator keeps its own counters. Neither changes what the step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd.profiler import record_function
+
+__all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
+
+T = TypeVar("T")
+_PREFIX = "lowtide operator "
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Bytes above what was allocated when the watch began."""
+
+    peak_bytes: int
+    end_bytes: int
+    operators: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """For each marked run of an operator: bytes before it, the most while it ran, bytes after it."""
+
+    def workspace_bytes(self, op: int) -> int | None:
+        """The most that a run of the operator took beyond what it left behind; None if it never ran."""
+        runs = self.operators.get(op)
+        return max(peak - max(before, after) for before, peak, after in runs) if runs else None
+
+
+class Marker:
+    """Marks operators for a watch: called before and after each one runs."""
+
+    def before(self, op: int) -> None:
+        """The operator is about to run."""
+
+    def after(self, op: int) -> None:
+        """The operator has run, or failed; what it dropped is not gone yet."""
+
+
+class _CpuMarker(Marker):
+    def __init__(self) -> None:
+        self._open: Any = None
+
+    def before(self, op: int) -> None:
+        self._open = record_function(f"{_PREFIX}{op}")
+        self._open.__enter__()
+
+    def after(self, op: int) -> None:  # noqa: ARG002
+        self._open.__exit__(None, None, None)
+
+
+def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
+    """Run a function and report its allocations on the CPU, made by the thread that calls."""
+    autograd: Any = torch.autograd
+    memory_alone = (False, True, False, False, False)
+    more = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001
+    # the recorder without timestamps: a tenth of a millisecond to start, and nothing is logged
+    autograd._enable_profiler_legacy(  # noqa: SLF001
+        autograd.ProfilerConfig(autograd.ProfilerState.CPU, *memory_alone, more)
+    )
+    threads: list[list[Any]] = []
+    try:
+        result = function(_CpuMarker())
+    finally:
+        threads = autograd._disable_profiler_legacy()  # noqa: SLF001
+    return result, _replay(event for events in threads for event in events)
+
+
+def _replay(events: Iterable[Any]) -> Allocations:
+    """Live bytes followed from event to event; those inside a marked operator are the operator's."""
+    live = peak = before = most = 0
+    operators: dict[int, list[tuple[int, int, int]]] = {}
+    open_ranges: list[int | None] = []
+    for event in events:
+        kind = event.kind()
+        if kind == "memory_alloc":
+            live += event.cpu_memory_usage()
+            peak, most = max(peak, live), max(most, live)
+        elif kind == "push":
+            name = event.name()
+            op = int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+            open_ranges.append(op)
+            if op is not None:
+                before = most = live
+        elif kind == "pop" and open_ranges:
+            op = open_ranges.pop()
+            if op is not None:
+                operators.setdefault(op, []).append((before, most, live))
+    return Allocations(peak, live, operators)
+
+
+def timing_event() -> Any:
+    """An event of a CUDA stream that knows when it happened."""
+    cuda: Any = torch.cuda
+    return cuda.Event(enable_timing=True)
+
+
+class _CudaMarker(Marker):
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.base = torch.cuda.memory_allocated(device)
+        self.peak = 0
+        self.operators: dict[int, list[tuple[int, int, int]]] = {}
+        self._before = 0
+
+    def before(self, op: int) -> None:  # noqa: ARG002
+        self._take_peak()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._before = torch.cuda.memory_allocated(self.device) - self.base
+
+    def after(self, op: int) -> None:
+        most = torch.cuda.max_memory_allocated(self.device) - self.base
+        now = torch.cuda.memory_allocated(self.device) - self.base
+        self.operators.setdefault(op, []).append((self._before, most, now))
+        self._take_peak()
+
+    def _take_peak(self) -> None:
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.device) - self.base)
+
+
+def watch_cuda(function: Callable[[Marker], T], device: torch.device) -> tuple[T, Allocations]:
+    """Run a function and report its allocations on a CUDA device."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    marker = _CudaMarker(device)
+    result = function(marker)
+    torch.cuda.synchronize(device)
+    peak = max(marker.peak, torch.cuda.max_memory_allocated(device) - marker.base)
+    end = torch.cuda.memory_allocated(device) - marker.base
+    return result, Allocations(peak, end, marker.operators)
