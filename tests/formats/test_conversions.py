@@ -100,10 +100,10 @@ def test_a_byte_order_mark_is_refused_but_in_a_table(documents):
     assert csvfile.read(b"\xef\xbb\xbfid,lower,upper,size\na,0,1,4\n").graph.tensors[0].id == "a"
 
 
-def test_a_picture_that_breaks_off_in_backward_is_refused(documents):
+def test_a_picture_that_breaks_off_is_refused(documents):
     lines = documents["002"].split(b"\n")
     accepted = []
-    for count in range(105, len(lines) - 8):
+    for count in range(1, len(lines) - 8):
         try:
             accepted.append((count, dataflow.read(b"\n".join(lines[:count]))))
         except FormatError:

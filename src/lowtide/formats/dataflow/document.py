@@ -82,7 +82,7 @@ def read_pieces(data: bytes) -> tuple[Step, list[Piece]]:
     nodes = [node for node in nodes if _has_fields(node, spelling, book)]
     complete_boxes(nodes, pieces, book)
     parts = _parts(nodes, pieces, spelling, book)
-    _check_whole(parts, pieces[-1].line, book)
+    _check_whole(parts, pieces[-1].line)
     graph = build(parts, book)
     skip_rest(pieces, book)
     _assumptions(parts, book)
@@ -94,18 +94,15 @@ def read_pieces(data: bytes) -> tuple[Step, list[Piece]]:
     return Step(graph, format="dataflow", notes=tuple(notes)), pieces
 
 
-def _check_whole(parts: Parts, last: int, book: Notebook) -> None:
-    """Refuse a text that breaks off in the backward pass: every parameter has a gradient and an update."""
+def _check_whole(parts: Parts, last: int) -> None:
+    """Refuse a text that breaks off: in a training step every parameter has a gradient and an update."""
     gradients = {name for name in parts.picture.variables if name.endswith(GRAD)}
-    if not gradients:
-        book.assume("the text holds no gradients: it is taken as a forward pass, or it breaks off early")
-        return
     updated = {edge.tensor for own in parts.updates.values() for edge in own}
     for name in sorted(parts.parameters):
         lost = name + GRAD if name + GRAD not in gradients else f"the update of {name}"
         if name + GRAD not in gradients or name not in updated:
             raise FormatError(
-                f"the text holds gradients, but not {lost}: it breaks off, or a node is lost",
+                f"the text does not hold {lost}: it breaks off, or a node is lost",
                 expected="a gradient and an update for every parameter",
                 line=last,
             )
