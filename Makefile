@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/python examples/show_documents.py
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: setup
 	$(BIN)/ruff check .

@@ -47,7 +47,7 @@ CASES = {
     "native": Case("native", is_json=True),
 }
 
-_WRITTEN_OFTEN = 10
+_WRITTEN_OFTEN = 20
 """A mutation in so many is also summarised and written in every format if it was read."""
 
 
