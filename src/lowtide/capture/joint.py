@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import fx
 
+from lowtide.capture.kernels import eager_target
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
 
@@ -58,23 +59,36 @@ class Joint:
     """What forward returns; None for a value that is no tensor."""
     gradients: tuple[int | None, ...]
     """What backward returns, one an input; None where no gradient is asked for."""
+    constants: Mapping[int, torch.Tensor]
+    """Values written in the user's code, by tensor."""
+    plain: Mapping[int, Any]
+    """Results of forward that are no tensors, by their place among the outputs."""
 
 
 def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf]) -> Joint:
     """The Graph of a joint module whose first ``num_outputs`` results are those of forward."""
     nodes = list(module.graph.nodes)
+    for node in nodes:
+        if node.op == "call_function":
+            _refuse_what_depends_on_values(node)
     results = list(nodes[-1].args[0])
-    forward = _ancestors(r for r in results[:num_outputs] if isinstance(r, fx.Node))
-    builder = _Builder()
     placeholders = [node for node in nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
+    effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
+    forward = _ancestors([*returned, *effects])
+    builder = _Builder()
     for position, node in enumerate(primals):
-        leaf = leaves[position] if position < len(leaves) else Leaf(node.name, Role.INPUT)
+        place = getattr(node.meta.get("desc"), "idx", position)
+        leaf = leaves[place] if place < len(leaves) else Leaf(node.name, Role.INPUT)
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
         builder.add_leaf(node, node.name, Role.GRADIENT)
-    calls = [node for node in nodes if node.op not in ("placeholder", "output")]
+    for node in nodes:
+        if node.op == "get_attr":
+            builder.add_constant(node, getattr(module, str(node.target), None))
+    calls = [node for node in nodes if node.op not in ("placeholder", "output", "get_attr")]
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for node in calls:
             if (node in forward) == (phase is Phase.FORWARD):
@@ -84,8 +98,9 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
     outputs = tuple(
         builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results[:num_outputs]
     )
+    updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     return Joint(
-        graph=builder.graph(inputs, outputs, gradients),
+        graph=builder.graph(inputs, outputs, gradients, updated),
         calls=tuple(builder.calls),
         tensor_of=builder.tensor_of,
         values=tuple(builder.values),
@@ -93,7 +108,24 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
         tangents=tuple(builder.tensor_of[node] for node in tangents),
         outputs=outputs,
         gradients=gradients,
+        constants=builder.constants,
+        plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
     )
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether it matters when the operator runs, though nobody may read what it gives."""
+    return node.op == "call_function" and (_random(node) or node.meta.get("val") is None)
+
+
+def _traced_in_forward(node: fx.Node) -> bool:
+    return bool(node.meta.get("partitioner_tag") == "is_forward")
+
+
+def _updated(output: fx.Node, primals: Sequence[fx.Node]) -> list[fx.Node]:
+    """Inputs that the step writes a new value into once forward has run."""
+    written = [getattr(one, "mutated_input", None) for one in output.meta.get("desc") or ()]
+    return [node for node in primals if node.meta.get("desc") in [w for w in written if w is not None]]
 
 
 def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
@@ -116,6 +148,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.calls: list[Call] = []
         self.tensor_of: dict[fx.Node, int] = {}
+        self.constants: dict[int, torch.Tensor] = {}
         self._op_of: dict[fx.Node, int] = {}
 
     def add_leaf(self, node: fx.Node, name: str, role: Role) -> None:
@@ -125,6 +158,18 @@ class _Builder:
         self.tensor_of[node] = len(self.tensors)
         self.tensors.append(_tensor(node.name, value, role, name))
         self.values.append(value)
+
+    def add_constant(self, node: fx.Node, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                f"{_where(user)}: {_kind(user.target)} runs a function of its own inside the step, which is "
+                "not supported; write the part without it, or leave it out of the compiled function"
+            )
+        self.constants[len(self.tensors)] = value
+        self.tensor_of[node] = len(self.tensors)
+        self.tensors.append(_tensor(node.name, value, Role.CONSTANT))
+        self.values.append(node.meta.get("val", value))
 
     def add_call(self, node: fx.Node, phase: Phase) -> None:
         if node.op != "call_function":
@@ -156,6 +201,8 @@ class _Builder:
                     self.tensors.append(
                         _tensor(name, value, Role.ACTIVATION, alias=alias, source=_source(node))
                     )
+        else:
+            results.append(-1)
         outputs = [t for t in results if t >= 0]
         self.ops.append(
             Op(
@@ -170,8 +217,9 @@ class _Builder:
                 attributes=_attributes(node),
             )
         )
-        several = not isinstance(values, torch.Tensor)
-        self.calls.append(Call(node.target, node.args, node.kwargs, tuple(results), several))
+        several = isinstance(values, tuple | list)
+        target = eager_target(node.target)
+        self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several))
 
     def _add_output(self, node: fx.Node) -> None:
         """A getitem names one of the results of an operator with several."""
@@ -183,6 +231,8 @@ class _Builder:
     def _viewed(self, node: fx.Node) -> int | None:
         """The tensor whose storage the results share, by the operator's own schema."""
         schema = getattr(node.target, "_schema", None)
+        if node.target is torch.ops.aten._unsafe_view.default:  # says that it copies, and does not
+            return self.tensor_of.get(node.all_input_nodes[0])
         if schema is None or not schema.returns or schema.returns[0].alias_info is None:
             return None
         for argument, value in zip(schema.arguments, node.args, strict=False):
@@ -191,7 +241,11 @@ class _Builder:
         return None
 
     def graph(
-        self, inputs: Sequence[int | None], outputs: Sequence[int | None], gradients: Sequence[int | None]
+        self,
+        inputs: Sequence[int | None],
+        outputs: Sequence[int | None],
+        gradients: Sequence[int | None],
+        updated: Sequence[int],
     ) -> Graph:
         tensors = list(self.tensors)
         for leaf, gradient in zip(inputs, gradients, strict=False):
@@ -199,7 +253,8 @@ class _Builder:
                 replaced = msgspec.structs.replace(tensors[gradient], role=Role.GRADIENT, gradient_of=leaf)
                 tensors[gradient] = replaced
         returned = sorted({t for t in outputs if t is not None})
-        return validate(Graph(tuple(tensors), tuple(self.ops), attributes={"returned": returned}))
+        attributes = {"returned": returned} | ({"updated": sorted(updated)} if updated else {})
+        return validate(Graph(tuple(tensors), tuple(self.ops), attributes=attributes))
 
 
 def _tensor(
@@ -252,13 +307,17 @@ def _attributes(node: fx.Node) -> dict[str, Any]:
     }
     if node.kwargs:
         found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if _random(node):
         found["random"] = True
     return found
 
 
 def _strides(value: torch.Tensor) -> list[int] | None:
     return [int(d) for d in value.stride()] if value.layout is torch.strided else None
+
+
+def _random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _module_path(node: fx.Node) -> str:
@@ -278,6 +337,22 @@ def _source(node: fx.Node) -> Source | None:
         if "/torch/" not in file:
             return Source(file, int(line))
     return Source(frames[-1][0], int(frames[-1][1])) if frames else None
+
+
+def _refuse_what_depends_on_values(node: fx.Node) -> None:
+    """A number read from a tensor, or a selection by mask: what follows has no shape before the step runs."""
+    values = node.meta.get("val")
+    for value in values if isinstance(values, tuple | list) else (values,):
+        if isinstance(value, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in value.shape):
+            problem = f"the shape of what {_kind(node.target)} gives depends on values"
+        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and node.users:
+            problem = f"the step depends on the number that {_kind(node.target)} reads from a tensor"
+        else:
+            continue
+        raise CaptureError(
+            f"{_where(node)}: {problem}, so no plan can be made for it. Keep it in tensors of a fixed shape "
+            "(torch.where, a mask that is multiplied), or leave this part out of the compiled function"
+        )
 
 
 def _where(node: fx.Node) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowtide.capture.joint import Call, Joint
+from lowtide.capture.joint import Joint
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.memory import Marker
 from lowtide.execute.random_state import random_state, replayed
@@ -32,8 +33,11 @@ class Interpreter:
         self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
         """Random operators that run more than once: the state before their first run is kept."""
         self.saved = _needed_by_backward(joint, program)
-        self.copied = frozenset(t for t in self.saved if joint.graph.tensors[t].role is Role.BUFFER)
-        """Buffers that backward reads: the step updates them in between, so their old value is copied."""
+        updated = joint.graph.attributes.get("updated", ())
+        self.copied = frozenset(
+            t for t in self.saved if joint.graph.tensors[t].role is Role.BUFFER or t in updated
+        )
+        """Buffers and other updated inputs that backward reads: their value before the step is copied."""
         self.marker: Marker | None = None
         """Told before and after each operator runs, while somebody watches."""
         place = {op: k for k, op in enumerate(self.states)}
@@ -49,21 +53,21 @@ class Interpreter:
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs: tensors and random states. Empties ``arguments``."""
         joint = self.joint
-        table: list[Any] = [None] * len(joint.graph.tensors)
+        table = self._table()
         for tensor, value in zip(joint.inputs, arguments, strict=True):
             if tensor is not None:
                 table[tensor] = value
         arguments.clear()
         states: list[torch.Tensor | None] = [None] * len(self.states)
         self._run(self._forward, table, states)
-        outputs = [None if t is None else table[t] for t in joint.outputs]
+        outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [table[t].clone() if t in self.copied else table[t] for t in self.saved]
         return [*outputs, *saved, *(state for state in states if state is not None)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
         joint = self.joint
-        table: list[Any] = [None] * len(joint.graph.tensors)
+        table = self._table()
         kept = len(self.saved)
         for tensor, value in zip(self.saved, arguments[:kept], strict=True):
             table[tensor] = value
@@ -74,21 +78,30 @@ class Interpreter:
         self._run(self._backward, table, states)
         return [None if t is None else table[t] for t in joint.gradients]
 
+    def _table(self) -> list[Any]:
+        table: list[Any] = [None] * len(self.joint.graph.tensors)
+        for tensor, value in self.joint.constants.items():
+            table[tensor] = value
+        return table
+
     def _run(self, lines: Sequence[_Line], table: list[Any], states: list[torch.Tensor | None]) -> None:
         marker = self.marker
-        if marker is None:
+        try:
             for line in lines:
-                line(table, states)
-            return
-        for line in lines:
-            if isinstance(line, _Running):
+                if marker is None or not isinstance(line, _Running):
+                    line(table, states)
+                    continue
                 marker.before(line.op)
                 try:
                     line(table, states)
                 finally:
                     marker.after(line.op)
-            else:
-                line(table, states)
+        except BaseException as error:
+            # whoever keeps the error keeps its frames: they must not keep the tensors of the step
+            traceback.clear_frames(error.__traceback__)
+            table.clear()
+            states.clear()
+            raise
 
 
 def _run_again(program: Program) -> set[int]:
@@ -108,7 +121,7 @@ def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
             op = joint.graph.ops[line.op]
             needed.difference_update(t for t in op.outputs if t not in op.inputs)
             needed.update(op.reads)
-    return tuple(sorted(needed - set(joint.tangents)))
+    return tuple(sorted(needed.difference(joint.tangents, joint.constants)))
 
 
 class _Line:
@@ -137,48 +150,39 @@ class _Dropping(_Line):
 class _Running(_Line):
     """Calls an operator with its arguments filled in, and puts the results into the table."""
 
-    __slots__ = (
-        "args",
-        "fill",
-        "function",
-        "kwargs",
-        "nested",
-        "op",
-        "outputs",
-        "several",
-        "state",
-        "store_state",
-    )
+    __slots__ = ("args", "fill", "function", "kwargs", "op", "outputs", "several", "state", "store_state")
 
     def __init__(self, joint: Joint, run: Run, state: int | None, store_state: bool) -> None:
         call = joint.calls[run.op]
         self.op = run.op
         self.function = call.target if run.in_place is None else in_place_variant(call.target)
-        self.args, self.fill, self.nested = _template(joint, call)
-        self.kwargs = dict(call.kwargs)
+        self.args, self.kwargs = list(call.args), dict(call.kwargs)
+        self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
         self.outputs, self.several = call.results, call.several
         self.state = state
         self.store_state = store_state
 
     def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
-        args = self.args.copy()
-        for position, tensor in self.fill:
-            args[position] = table[tensor]
-        for position, items in self.nested:
-            args[position] = [table[item[0]] if type(item) is tuple else item for item in items]
+        args, kwargs = self.args.copy(), self.kwargs
+        for position, tensor, items in self.fill[0]:
+            args[position] = table[tensor] if items is None else _filled(items, table)
+        if self.fill[1]:
+            kwargs = kwargs.copy()
+            for name, tensor, items in self.fill[1]:
+                kwargs[name] = table[tensor] if items is None else _filled(items, table)
         if self.state is None:
-            result = self.function(*args, **self.kwargs)
+            result = self.function(*args, **kwargs)
         elif self.store_state:
-            states[self.state] = random_state(args, self.kwargs)
-            result = self.function(*args, **self.kwargs)
+            states[self.state] = random_state(args, kwargs)
+            result = self.function(*args, **kwargs)
         else:
             state = states[self.state]
             assert state is not None
-            with replayed(state, args, self.kwargs):
-                result = self.function(*args, **self.kwargs)
+            with replayed(state, args, kwargs):
+                result = self.function(*args, **kwargs)
         if not self.several:
             tensor = self.outputs[0]
-            if table[tensor] is None:
+            if tensor >= 0 and table[tensor] is None:
                 table[tensor] = result
             return
         for tensor, value in zip(self.outputs, result, strict=True):
@@ -192,19 +196,14 @@ def _prepared(joint: Joint, line: Instruction, place: dict[int, int], *, first: 
     return _Running(joint, line, place.get(line.op), first)
 
 
-def _template(
-    joint: Joint, call: Call
-) -> tuple[list[Any], list[tuple[int, int]], list[tuple[int, list[Any]]]]:
-    """Positional arguments, where single tensors go, and lists in which tensors go."""
-    args: list[Any] = list(call.args)
-    fill: list[tuple[int, int]] = []
-    nested: list[tuple[int, list[Any]]] = []
-    for position, value in enumerate(args):
+def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, int, list[Any] | None]]:
+    """Which arguments are tensors, or lists with tensors in them: place, tensor, and the list."""
+    for place, value in arguments:
         if isinstance(value, fx.Node):
-            fill.append((position, joint.tensor_of[value]))
-            args[position] = None
+            yield place, joint.tensor_of[value], None
         elif isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
-            items = [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
-            nested.append((position, items))
-            args[position] = None
-    return args, fill, nested
+            yield place, -1, [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
+
+
+def _filled(items: list[Any], table: list[Any]) -> list[Any]:
+    return [table[item[0]] if type(item) is tuple else item for item in items]

@@ -1,0 +1,83 @@
+"""Why a step cannot be captured, in the user's terms: the line, the reason and the way out."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchRuntimeError
+
+from lowtide.errors import CaptureError, LowtideError
+
+__all__ = ["place", "raise_through", "refuse_graph_breaks", "translated"]
+
+_WAY_OUT = "Move it out of the compiled function, or compile the parts before and after it apart"
+_BACKWARD = "Return the loss and call its backward outside of the compiled function"
+_HINT = re.compile(r"^\s*Hint: (.*)$", re.MULTILINE)
+_EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NO_HELP = ("report an issue", "fundamental", "torch._dynamo", "torch.cond", "set_stance")
+"""Hints that lead away from a captured step, or nowhere."""
+
+
+def refuse_graph_breaks(module: fx.GraphModule) -> None:
+    """Raise a CaptureError if torch handed over a part of the function because it could not go on."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is not None and getattr(reason, "graph_break", False):
+        where = place(getattr(reason, "user_stack", ())) or "the captured function"
+        raise CaptureError(_sentence(where, str(reason.reason)))
+
+
+def translated(error: Exception) -> CaptureError:
+    """The CaptureError for what torch raised while it captured a function in one piece."""
+    inner = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+    text = str(inner)
+    where = place(getattr(inner, "real_stack", ())) or _last(_FRAME.findall(text)) or "the captured function"
+    if isinstance(inner, TorchRuntimeError):
+        found = re.search(r"got \w+\((['\"])(.*)\1\)", text)
+        problem = (found.group(2) if found else text.partition("\n")[0]).rstrip(".")
+        return CaptureError(
+            f"{where}: the step fails on these inputs: {problem}. Does it run without capture?"
+        )
+    return CaptureError(_sentence(where, text))
+
+
+def raise_through(error: LowtideError) -> NoReturn:
+    """Raise the error from a backend so that ``torch.compile`` hands it to the user as it is.
+
+    Torch wraps whatever a backend raises in BackendCompilerFailed, except its own ShortenTraceback: the
+    error becomes one of those too, and stays what it was.
+    """
+    kind, text = type(error), str(error)
+    methods = {"__module__": kind.__module__, "__str__": lambda _: text}
+    both: Any = type(kind.__name__, (kind, ShortenTraceback), methods)
+    shown = both.__new__(both, *error.args)
+    shown.__dict__.update(error.__dict__, first_useful_frame=inspect.currentframe())
+    raise shown from error
+
+
+def place(stack: Iterable[Any]) -> str:
+    """``file:line`` of the innermost frame that is not torch's own, or nothing."""
+    return _last((frame.filename, frame.lineno) for frame in stack)
+
+
+def _last(frames: Iterable[tuple[str, Any]]) -> str:
+    places = [(file, line) for file, line in frames if file]
+    own = [one for one in places if "/torch/" not in one[0]]
+    return "{}:{}".format(*(own or places)[-1]) if places else ""
+
+
+def _sentence(where: str, reason: str) -> str:
+    """The place, what torch says about it in a few words, and what to do."""
+    kind = reason.strip().partition("\n")[0]
+    if kind.startswith("generic_jump"):
+        kind = "Data-dependent branching: which way the code goes depends on the value of a tensor"
+    explanation = _EXPLANATION.search(reason)
+    about = f"{kind}: {explanation.group(1)}" if explanation else kind
+    hints = [hint for hint in _HINT.findall(reason) if not any(word in hint for word in _NO_HELP)]
+    way_out = _BACKWARD if "Tensor.backward()" in kind else _WAY_OUT
+    advice = " ".join([f"{way_out}.", *hints[:2]])
+    return f"{where}: the step cannot be captured as one graph here. {about.rstrip('.')}. {advice}"

@@ -1,0 +1,145 @@
+"""A captured function whose sizes are symbols, made again for the sizes of one call.
+
+When a batch size changes, torch hands over a graph with symbols for sizes. A plan is for bytes, so each
+call's sizes are put in: numbers take the place of everything that is computed from symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from lowtide.errors import CaptureError
+
+__all__ = ["Fixed", "Symbolic", "fingerprint", "has_symbols"]
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def has_symbols(module: fx.GraphModule) -> bool:
+    """Whether some input of the function has a symbol for a size, or is one."""
+    values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
+    return any(
+        isinstance(value, _SYMBOLS)
+        or (isinstance(value, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in value.shape))
+        for value in values
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A function of tensors alone, and how its call follows from a call of the one with symbols."""
+
+    module: fx.GraphModule
+    places: tuple[int, ...]
+    """Which arguments it takes."""
+    results: tuple[Any, ...]
+    """Numbers among the results; None where the next of its own results goes."""
+
+
+class Symbolic:
+    """A captured function with symbols for sizes, kept apart from torch's own copy of it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        self._values: dict[fx.Node, Any] = {}
+        for node in module.graph.nodes:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            # what torch knows about the inputs of its first call would keep them alive
+            copies[node].meta = {
+                k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")
+            }
+            value = node.meta.get("example_value")
+            if node.op == "placeholder" and isinstance(value, torch.Tensor):
+                value = getattr(value, "item_memo", None)  # a Python number that torch put into a tensor
+            if _symbolic(value):
+                self._values[copies[node]] = value
+        self._module = fx.GraphModule(module, graph)
+        inputs = self._module.graph.find_nodes(op="placeholder")
+        self.numbers = frozenset(k for k, node in enumerate(inputs) if node in self._values)
+        """Arguments that are sizes or Python numbers; one of the latter may come in a tensor."""
+
+    def at(self, arguments: Sequence[Any]) -> Fixed:
+        """The function for the sizes and numbers of these arguments."""
+        nodes = list(self._module.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        known: dict[Any, Any] = {}
+        for node, argument in zip(inputs, arguments, strict=True):
+            if node in self._values:
+                number = argument.item() if isinstance(argument, torch.Tensor) else argument
+                known |= dict.fromkeys(_expressions(self._values[node]), number)
+        graph = fx.Graph()
+        made: dict[fx.Node, Any] = {}
+        results: tuple[Any, ...] = ()
+        for node in nodes:
+            if node.op == "output":
+                results = tuple(fx.node.map_arg(node.args[0], lambda n: made[n]))
+                graph.output(tuple(r for r in results if isinstance(r, fx.Node)))
+            elif node in self._values:
+                made[node] = (
+                    _computed(node, made) if _of_numbers(node, made) else _number(self._values[node], known)
+                )
+            else:
+                made[node] = graph.node_copy(node, lambda n: made[n])
+        places = tuple(k for k, node in enumerate(inputs) if node not in self._values)
+        kept = tuple(None if isinstance(r, fx.Node) else r for r in results)
+        return Fixed(fx.GraphModule(self._module, graph), places, kept)
+
+
+def fingerprint(module: fx.GraphModule) -> Hashable:
+    """Equal for two functions that compute the same; None where that cannot be told from the graph alone."""
+    place = {node: k for k, node in enumerate(module.graph.nodes)}
+    if any(node.op in ("get_attr", "call_module") for node in place):
+        return None
+    lines = []
+    for node in place:
+        arguments = pytree.tree_map_only(fx.Node, lambda n: f"%{place[n]}", (node.args, node.kwargs))
+        lines.append((node.op, "" if node.op == "placeholder" else node.target, repr(arguments)))
+    return tuple(lines)
+
+
+def _symbolic(value: Any) -> bool:
+    """Whether this is a number, or several, that tracing did not fix."""
+    if isinstance(value, tuple | list):
+        return bool(value) and all(_symbolic(v) or isinstance(v, int) for v in value)
+    return isinstance(value, _SYMBOLS)
+
+
+def _expressions(value: Any) -> set[Any]:
+    """How an input that is a number may be written in what is computed from it."""
+    found = {value.node.expr, getattr(value.node, "_expr", value.node.expr)}
+    return {expression for expression in found if getattr(expression, "is_symbol", False)}
+
+
+def _of_numbers(node: fx.Node, made: dict[fx.Node, Any]) -> bool:
+    """Whether the node is arithmetic on numbers that are known by now."""
+    return node.op == "call_function" and not any(isinstance(made[n], fx.Node) for n in node.all_input_nodes)
+
+
+def _computed(node: fx.Node, made: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: made[n])
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _number(value: Any, known: dict[Any, Any]) -> Any:
+    """What a size, or several, come to when the inputs are known."""
+    if isinstance(value, tuple | list):
+        return type(value)(_number(v, known) for v in value)
+    if not isinstance(value, _SYMBOLS):
+        return value
+    expression = value.node.expr
+    result = expression.subs(known)
+    if result.free_symbols:
+        raise CaptureError(
+            f"a size depends on values ({expression}), so no plan can be made for it. Keep sizes to what "
+            "follows from the shapes of the inputs"
+        )
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return kind(result)

@@ -1,0 +1,82 @@
+"""``capture(function, *example)``: a step as a Graph, for analysis; nothing is run and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
+
+from lowtide.capture.joint import Joint, read_joint
+from lowtide.capture.kernels import eager_kernels
+from lowtide.capture.leaves import leaves_of
+from lowtide.capture.refusal import raise_through, translated
+from lowtide.capture.rewrite import as_eager
+from lowtide.cost import Step
+from lowtide.errors import CaptureError, LowtideError
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A step as data, and how each of its operators is called."""
+
+    step: Step
+    joint: Joint
+
+
+class _Done(ShortenTraceback):
+    """Ends the capture once the graph is there: the function itself never runs."""
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__(first_useful_frame=None)
+        self.joint = joint
+
+
+def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> Captured:
+    """The step that ``function(*example, **keywords)`` is: a module, or a function that gives the loss.
+
+    Where an input or parameter wants a gradient, the backward pass belongs to the step: that of the loss, or
+    with one incoming gradient for each differentiable result. Parameters, buffers, gradients and the random
+    state stay as they are. A CaptureError names the user's line and the way out.
+    """
+    compiled = torch.compile(function, backend=_record, fullgraph=True, dynamic=False)
+    try:
+        compiled(*example, **keywords)
+    except _Done as done:
+        return Captured(Step(done.joint.graph, format="capture"), done.joint)
+    except LowtideError:
+        raise
+    except TorchDynamoException as error:
+        raise translated(error) from error
+    name = getattr(function, "__name__", type(function).__name__)
+    raise CaptureError(
+        f"{name} runs no operator on a tensor: pass the tensors of the step as arguments, or a module that "
+        "has them as parameters"
+    )
+
+
+def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
+    """A backend that reads the joint graph, or that of forward alone, and stops."""
+    leaves = leaves_of(module)
+
+    def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> NoReturn:
+        raise _Done(read_joint(as_eager(joint), num_fwd_outputs, leaves))
+
+    def forward_only(graph: fx.GraphModule, _: Any) -> NoReturn:
+        results: Any = graph.graph.output_node().args[0]
+        raise _Done(read_joint(as_eager(graph), len(results), leaves))
+
+    try:
+        with eager_kernels():
+            aot_autograd(fw_compiler=forward_only, inference_compiler=forward_only, partition_fn=partition)(
+                module, inputs
+            )
+    except LowtideError as error:
+        raise_through(error)
+    raise AssertionError("AOTAutograd asked neither for a partition nor for a forward graph")

@@ -1,0 +1,118 @@
+"""Loss, gradients, outputs, buffers and random state, bit for bit those of eager, for the harshest programs."""
+
+import copy
+import functools
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from lowtide.execute.backend import compile_with
+from lowtide.plan.plain import recompute_all, store_all
+from tests.execute.modules import CASES
+
+PROGRAMS = {
+    "plain": store_all,
+    "recompute-all": recompute_all,
+    "recompute-each-use": functools.partial(recompute_all, each_use=True),
+}
+STEPS = 2
+
+
+class Programs:
+    """A backend that compiles for every program, so that torch traces the user's code once for all of them."""
+
+    def __init__(self):
+        self.program = ""
+        self.ran = Counter()
+
+    def __call__(self, module, inputs):
+        compiled = {name: compile_with(module, inputs, planner) for name, planner in PROGRAMS.items()}
+
+        def call(*arguments):
+            self.ran[self.program] += 1
+            return compiled[self.program](*arguments)
+
+        return call
+
+
+def snapshot(value):
+    """A value that later changes in place do not reach."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value)
+
+
+def run(case, model, step):
+    """Everything that consecutive steps leave behind, in order."""
+    model = copy.deepcopy(model)
+    seen = []
+    for number in range(STEPS):
+        torch.manual_seed(number)
+        batch = case.batch()
+        for value in case.drive(step, model, batch):
+            seen.append((f"step {number}, value {len(seen)}", snapshot(value)))
+        leaves = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
+        seen.append((f"step {number}, inputs", snapshot(leaves)))
+        seen.append((f"step {number}, input gradients", snapshot([t.grad for t in leaves])))
+        for name, parameter in model.named_parameters():
+            seen.append((f"step {number}, gradient of {name}", snapshot(parameter.grad)))
+        seen.append((f"step {number}, state", snapshot(dict(model.state_dict()))))
+        seen.append((f"step {number}, random state", torch.get_rng_state()))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+    return seen
+
+
+def bits(tensor):
+    """The numbers as whole numbers, so that NaN equals NaN and -0 is not 0."""
+    dense = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dense.itemsize]
+    return dense.resolve_neg().contiguous().view(width)
+
+
+def same(one, other):
+    """Whether two values have the same type, shape and layout, and the same bits."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
+    if one.is_sparse and other.is_sparse:
+        return same(one._indices(), other._indices()) and same(one._values(), other._values())
+    looks = [(t.dtype, t.shape, t.stride(), t.requires_grad) for t in (one, other)]
+    return looks[0] == looks[1] and torch.equal(bits(one), bits(other))
+
+
+def differences(expected, got):
+    assert [place for place, _ in expected] == [place for place, _ in got]
+    for (place, one), (_, other) in zip(expected, got, strict=True):
+        left, structure = pytree.tree_flatten(one)
+        right, other_structure = pytree.tree_flatten(other)
+        assert structure == other_structure, place
+        yield from (
+            f"{place}[{k}]" for k, pair in enumerate(zip(left, right, strict=True)) if not same(*pair)
+        )
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_there_are_enough_cases():
+    assert len(CASES) >= 32
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_steps_are_bitwise_those_of_eager(name):
+    case = CASES[name]
+    torch.manual_seed(7)
+    model = case.build()
+    expected = run(case, model, case.forward)
+    programs = Programs()
+    step = torch.compile(case.forward, backend=programs, fullgraph=case.whole)
+    for programs.program in PROGRAMS:
+        got = run(case, model, step)
+        assert not list(differences(expected, got)), programs.program
+        assert programs.ran[programs.program] >= STEPS or not case.whole

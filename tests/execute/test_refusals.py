@@ -1,0 +1,203 @@
+"""What a compiled step cannot do is refused by name, with the way out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import CaptureError, RunError
+from lowtide.execute.backend import backend
+
+PROJECT = Path(lowtide.__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend=backend, options=options or None)
+
+
+def line_of(function, text):
+    """Where in this file the function says so."""
+    lines = Path(__file__).read_text().splitlines()
+    first = function.__code__.co_firstlineno
+    return next(k for k, line in enumerate(lines, 1) if k >= first and text in line)
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+# Backward more than once.
+
+
+@pytest.mark.parametrize("program", ["plain", "recompute-all"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda loss, model: loss.backward(retain_graph=True),
+        lambda loss, model: loss.backward(create_graph=True),
+        lambda loss, model: torch.autograd.grad(loss, model.weight, create_graph=True),
+        lambda loss, model: torch.autograd.grad(loss, model.weight, create_graph=True, retain_graph=False),
+    ],
+)
+def test_a_graph_that_is_kept_is_refused(again, program):
+    model = nn.Linear(3, 2)
+    step = compiled(loss_of, program=program)
+    loss = step(model, torch.randn(4, 3))
+    with pytest.raises(
+        RunError, match="retain_graph=True and create_graph=True are not possible.*Add the losses up"
+    ):
+        again(loss, model)
+    assert model.weight.grad is None
+    step(model, torch.randn(4, 3)).backward()
+    assert model.weight.grad is not None
+
+
+def test_a_second_backward_is_refused_as_in_eager():
+    loss = compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+# What cannot be captured.
+
+
+def branches(model, x):
+    y = model(x)
+    if y.sum() > 0:
+        y = y * 2
+    return y
+
+
+def reads_a_number(model, x):
+    y = model(x)
+    return y * y.max().item()
+
+
+def prints(model, x):
+    y = model(x)
+    print("loss", y.sum())  # noqa: T201
+    return y
+
+
+def selects(model, x):
+    y = model(x)
+    return y[y > 0].sum()
+
+
+def calls_backward(model, x):
+    loss = model(x).sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "reason"),
+    [
+        (branches, "if y.sum()", "the value of a tensor"),
+        (reads_a_number, ".item()", "item"),
+        (prints, "print(", "print"),
+        (selects, "y[y > 0]", "(?i)dynamic shape|nonzero|depend"),
+        (calls_backward, "loss.backward()", "Return the loss and call its backward outside"),
+    ],
+)
+def test_a_graph_break_names_the_line_and_the_way_out(function, text, reason):
+    with pytest.raises(CaptureError, match=reason) as caught:
+        compiled(function)(nn.Linear(3, 2), torch.randn(4, 3))
+    message = str(caught.value)
+    assert message.startswith(
+        f"{__file__}:{line_of(function, text)}: the step cannot be captured as one graph here."
+    )
+    assert "outside of the compiled function" in message or "out of the compiled function" in message
+    assert "TORCHDYNAMO" not in message
+    # torch shows it as it is, and the model goes on without it
+    assert type(caught.value).__name__ == "CaptureError"
+    assert type(caught.value).__module__ == "lowtide.errors"
+    nn.Linear(3, 2)(torch.randn(4, 3)).sum().backward()
+
+
+def selects_in_one_piece(x):
+    return x[x > 0].exp().sum()
+
+
+def conditional(x):
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "reason"),
+    [
+        (selects_in_one_piece, "x[x > 0]", "the shape of what aten.index gives depends on values"),
+        (conditional, "torch.cond", "cond runs a function of its own"),
+    ],
+)
+def test_what_torch_captures_but_no_plan_can_hold(function, text, reason):
+    with pytest.raises(CaptureError, match=reason) as caught:
+        torch.compile(function, backend=backend, fullgraph=True)(torch.randn(4))
+    assert str(caught.value).startswith(f"{__file__}:{line_of(function, text)}: ")
+
+
+def test_with_fullgraph_torch_explains_itself():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Data-dependent branching"):
+        torch.compile(branches, backend=backend, fullgraph=True)(nn.Linear(3, 2), torch.randn(4, 3))
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"program": "recompute_all"}, "there is no program 'recompute_all'.* Did you mean 'recompute-all'?"),
+        ({"program": 3}, "there is no program 3; programs: plain, recompute-all"),
+        (
+            {"progam": "plain"},
+            "there is no option 'progam'; options: program, remember. Did you mean 'program'?",
+        ),
+        ({"remember": 0}, "remember=0: .* a whole number from 1"),
+        ({"remember": "8"}, "remember='8'"),
+        ({"remember": True}, "remember=True"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, message):
+    with pytest.raises(RunError, match=message):
+        compiled(loss_of, **options)(nn.Linear(3, 2), torch.randn(4, 3))
+
+
+def test_a_mode_of_another_backend_is_refused():
+    with pytest.raises(RunError, match="mode='reduce-overhead'.*options="):
+        torch.compile(loss_of, backend=backend, mode="reduce-overhead")(nn.Linear(3, 2), torch.randn(4, 3))
+
+
+def test_the_backend_is_found_by_name(tmp_path):
+    """As installed: torch looks for entry points of distributions on the path."""
+    entry = 'lowtide = "lowtide.execute.backend:backend"'
+    lines = (PROJECT / "pyproject.toml").read_text().splitlines()
+    assert lines[lines.index('[project.entry-points."torch_dynamo_backends"]') + 1] == entry
+    installed = tmp_path / "lowtide_here-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: lowtide-here\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text("[torch_dynamo_backends]\n" + entry.replace('"', "") + "\n")
+    code = (
+        "import torch\n"
+        "model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)\n"
+        "step = torch.compile(model, backend='lowtide', options={'program': 'recompute-all'})\n"
+        "assert torch.equal(step(x), model(x))\n"
+        "step(x).sum().backward()\n"
+        "assert model.weight.grad is not None\n"
+        "assert 'lowtide' in torch._dynamo.list_backends()\n"
+    )
+    paths = [str(tmp_path), str(PROJECT / "src")]
+    program = f"import sys; sys.path[:0] = {paths!r}\n{code}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
