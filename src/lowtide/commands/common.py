@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -51,12 +50,6 @@ def console() -> Console:
     """Where text for people goes: colour only on a terminal, a fixed width elsewhere."""
     out = Console()
     return out if out.is_terminal else Console(width=_PIPE_WIDTH)
-
-
-def torch_or_explain() -> None:
-    """Refuse, with what to install, where torch is missing."""
-    if importlib.util.find_spec("torch") is None:
-        raise ToolError("this command runs PyTorch, which is not installed: pip install 'lowtide[torch]'")
 
 
 def print_json(value: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, print_json, torch_or_explain
+from lowtide.commands.common import Choice, json_option, needs_torch, print_json
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["run"]
@@ -26,10 +26,10 @@ def run(target: str, program: str, device: str, seed: int, repeats: int, as_json
 
     TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
     """
-    torch_or_explain()
-    from lowtide import zoo
-    from lowtide.execute.backend import PROGRAMS
-    from lowtide.execute.compare import compare
+    with needs_torch("running a step"):
+        from lowtide import zoo
+        from lowtide.execute.backend import PROGRAMS
+        from lowtide.execute.compare import compare
 
     built = zoo.build(target, device=device, seed=seed)
     found = compare(

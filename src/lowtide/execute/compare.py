@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.memory import Allocations, Marker, watch_cpu, watch_cuda
 from lowtide.plan.program import Run
 from lowtide.plan.simulate import simulate
 

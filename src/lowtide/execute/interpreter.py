@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from lowtide.capture.joint import Joint
+from lowtide.cost.watch import Marker
 from lowtide.execute.in_place import in_place_variant
-from lowtide.execute.memory import Marker
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.graph import Role
 from lowtide.plan.program import Drop, Instruction, Program, Run

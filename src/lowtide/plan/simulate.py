@@ -73,7 +73,9 @@ def _states(graph: Graph, program: Program) -> set[int]:
 
 
 def _copied(graph: Graph, program: Program) -> int:
-    """Buffers that backward reads are copied at the end of forward: the step updates them in between."""
+    """Leaves that backward reads and the step updates in between are copied at the end of forward."""
+    updated = set(graph.attributes.get("updated", ()))
     runs = (line for line in program.backward if isinstance(line, Run))
     read = {t for line in runs for t in graph.ops[line.op].reads}
-    return sum(allocated_bytes(graph.tensors[t]) for t in read if graph.tensors[t].role is Role.BUFFER)
+    copied = {t for t in read if t in updated or graph.tensors[t].role is Role.BUFFER}
+    return sum(allocated_bytes(graph.tensors[t]) for t in copied)
