@@ -10,13 +10,14 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "suggest", "files", "collector"}
+BASE = {"errors", "units", "suggest", "files", "documents", "collector"}
 MAY_IMPORT = {
     "errors": set(),
     "units": set(),
     "suggest": set(),
     "collector": set(),
     "files": {"errors"},
+    "documents": {"errors", "files"},
     "graph": BASE,
     "cost": BASE | {"graph"},
     "capture": BASE | {"graph", "cost"},

@@ -27,6 +27,30 @@ def test_run_says_that_nothing_changed():
     assert "bitwise equal" in result.stdout
 
 
+def test_a_program_in_a_file_runs(tmp_path):
+    program, timeline = tmp_path / "program.json", tmp_path / "timeline.json"
+    arguments = ["--program", "recompute-all", "--save-program", str(program), "--timeline", str(timeline)]
+    first = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "--json", *arguments])
+    assert first.exit_code == 0, first.output
+    assert len(json.loads(timeline.read_text())["operators"]) == json.loads(first.stdout)["runs"]
+    again = CliRunner().invoke(
+        cli, ["run", "convpool", "--repeats", "1", "--json", "--program", str(program)]
+    )
+    assert again.exit_code == 0, again.output
+    views = [json.loads(result.stdout) for result in (first, again)]
+    assert views[0]["runs"] == views[1]["runs"] > views[0]["operators"]
+    assert views[1]["bitwise"]
+
+
+def test_a_program_of_another_step_exits_2(tmp_path, capsys):
+    path = tmp_path / "program.json"
+    path.write_text('{"forward":[{"type":"run","op":0}],"backward":[],"lowtide":"program","version":1}')
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "convpool", "--program", str(path)])
+    assert caught.value.code == 2
+    assert "never runs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,7 +46,9 @@ def objective(outputs: Any) -> Tensor | None:
     terms = []
     for k, output in enumerate(pytree.tree_leaves(outputs)):
         if isinstance(output, Tensor) and output.requires_grad:
-            weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape) * (k + 1)
+            weights = torch.linspace(0.5, 1.5, output.numel(), device=output.device).reshape(output.shape) * (
+                k + 1
+            )
             terms.append((output.abs() if output.is_complex() else output).mul(weights).sum())
     return torch.stack([term.double() for term in terms]).sum() if terms else None
 
@@ -145,11 +147,11 @@ case(
     "random numbers made in the step",
     lambda: With(
         lambda m, x: (
-            m.linear(x + 0.1 * torch.randn(x.shape)) * torch.rand_like(x),
+            m.linear(x + 0.1 * torch.randn(x.shape, device=x.device)) * torch.rand_like(x),
             torch.bernoulli(torch.sigmoid(x)) * x,
             F.rrelu(x, training=True),
             torch.normal(x.detach(), 0.5) * x,
-            x[torch.randperm(4)],
+            x[torch.randperm(4, device=x.device)],
             F.gumbel_softmax(x),
             torch.randint_like(x, 5) * x,
         ),
@@ -170,7 +172,9 @@ def also_without_gradients(step, model, batch):
 case(
     "a random number nobody uses",
     lambda: With(
-        lambda m, x: (torch.rand(3), m.linear(F.dropout(x, 0.5)))[1] + torch.zeros(4).uniform_(),
+        lambda m, x: (
+            (torch.rand(3), m.linear(F.dropout(x, 0.5)))[1] + torch.zeros(4, device=x.device).uniform_()
+        ),
         linear=nn.Linear(4, 4),
     ),
     (4, 4),
@@ -588,7 +592,7 @@ case(
             torch.fft.irfft(torch.fft.rfft(m.linear(x)) * z).float(),
             z * z.conj(),
             torch.view_as_real(z.exp()),
-            torch.linalg.solve(x.t() @ x + torch.eye(4), x[0]),
+            torch.linalg.solve(x.t() @ x + torch.eye(4, device=x.device), x[0]),
         ),
         linear=nn.Linear(4, 4).double(),
     ),
@@ -722,7 +726,9 @@ case(
 )
 case(
     "constants written in the code",
-    lambda: Function(lambda x: x * torch.tensor([1.0, -2.0, 3.0]) + torch.arange(3)),
+    lambda: Function(
+        lambda x: x * torch.tensor([1.0, -2.0, 3.0], device=x.device) + torch.arange(3, device=x.device)
+    ),
     (2, 3),
 )
 case(

@@ -42,13 +42,20 @@ def snapshot(value):
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value)
 
 
-def run(case, model, step):
+def moved(value, device):
+    """The value on another device; leaves that want a gradient are leaves there too."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: t.detach().to(device).requires_grad_(t.requires_grad), value
+    )
+
+
+def run(case, model, step, device="cpu"):
     """Everything that consecutive steps leave behind, in order."""
     model = copy.deepcopy(model)
     seen = []
     for number in range(STEPS):
         torch.manual_seed(number)
-        batch = case.batch()
+        batch = case.batch() if device == "cpu" else moved(case.batch(), device)
         for value in case.drive(step, model, batch):
             seen.append((f"step {number}, value {len(seen)}", snapshot(value)))
         leaves = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
@@ -58,6 +65,8 @@ def run(case, model, step):
             seen.append((f"step {number}, gradient of {name}", snapshot(parameter.grad)))
         seen.append((f"step {number}, state", snapshot(dict(model.state_dict()))))
         seen.append((f"step {number}, random state", torch.get_rng_state()))
+        if device == "cuda":
+            seen.append((f"step {number}, random state of the device", torch.cuda.get_rng_state()))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -104,15 +113,39 @@ def test_there_are_enough_cases():
     assert len(CASES) >= 32
 
 
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ]
+)
+def device(request, monkeypatch):
+    """Where the step runs, with kernels that give the same bits every time."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    if request.param == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_two_steps_are_bitwise_those_of_eager(name):
+def test_two_steps_are_bitwise_those_of_eager(name, device):
     case = CASES[name]
     torch.manual_seed(7)
-    model = case.build()
-    expected = run(case, model, case.forward)
+    model = case.build().to(device)
+    expected = run(case, model, case.forward, device)
+    if device == "cuda" and list(differences(expected, run(case, model, case.forward, device))):
+        pytest.skip("eager PyTorch itself gives other bits every time")
     programs = Programs()
     step = torch.compile(case.forward, backend=programs, fullgraph=case.whole)
     for programs.program in PROGRAMS:
-        got = run(case, model, step)
+        got = run(case, model, step, device)
         assert not list(differences(expected, got)), programs.program
         assert programs.ran[programs.program] >= STEPS or not case.whole

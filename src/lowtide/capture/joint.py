@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.kernels import eager_target
+from lowtide.capture.updates import written_arguments
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
 
@@ -76,8 +77,10 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
+    after_loss = _descendants(tangents)
     effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
-    forward = _ancestors([*returned, *effects])
+    writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
+    forward = _ancestors([*returned, *effects, *writes])
     builder = _Builder()
     for position, node in enumerate(primals):
         place = getattr(node.meta.get("desc"), "idx", position)
@@ -99,6 +102,7 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
         builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results[:num_outputs]
     )
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
+    updated += builder.written
     return Joint(
         graph=builder.graph(inputs, outputs, gradients, updated),
         calls=tuple(builder.calls),
@@ -139,6 +143,17 @@ def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
+def _descendants(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.users
+    return found
+
+
 class _Builder:
     """Tensors and operators as they are met."""
 
@@ -149,6 +164,10 @@ class _Builder:
         self.calls: list[Call] = []
         self.tensor_of: dict[fx.Node, int] = {}
         self.constants: dict[int, torch.Tensor] = {}
+        self.written: list[int] = []
+        """Tensors that an operator of the step writes over."""
+        self.early: list[int] = []
+        """Those of them that are written before the end of forward."""
         self._op_of: dict[fx.Node, int] = {}
 
     def add_leaf(self, node: fx.Node, name: str, role: Role) -> None:
@@ -182,7 +201,13 @@ class _Builder:
         values = node.meta.get("val")
         inputs = [self.tensor_of[n] for n in node.all_input_nodes if n in self.tensor_of]
         results: list[int] = []
-        if isinstance(values, torch.Tensor):
+        written = [self.tensor_of[n] for n in written_arguments(node) if n in self.tensor_of]
+        self.written += written
+        self.early += written if node.target is not torch.ops.aten.copy_.default else []
+        if written and isinstance(values, torch.Tensor):
+            self.tensor_of[node] = written[0]
+            results.append(written[0])
+        elif isinstance(values, torch.Tensor):
             alias = self._viewed(node)
             self.tensor_of[node] = len(self.tensors)
             results.append(len(self.tensors))
@@ -214,7 +239,8 @@ class _Builder:
                 name=_module_path(node),
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
                 source=_source(node),
-                attributes=_attributes(node),
+                attributes=_attributes(node)
+                | ({"updates": sorted(set(map(inputs.index, written)))} if written else {}),
             )
         )
         several = isinstance(values, tuple | list)
@@ -253,7 +279,8 @@ class _Builder:
                 replaced = msgspec.structs.replace(tensors[gradient], role=Role.GRADIENT, gradient_of=leaf)
                 tensors[gradient] = replaced
         returned = sorted({t for t in outputs if t is not None})
-        attributes = {"returned": returned} | ({"updated": sorted(updated)} if updated else {})
+        attributes = {"returned": returned} | ({"updated": sorted(set(updated))} if updated else {})
+        attributes |= {"updated_early": sorted(set(self.early))} if self.early else {}
         return validate(Graph(tuple(tensors), tuple(self.ops), attributes=attributes))
 
 

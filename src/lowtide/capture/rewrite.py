@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.updates import update_in_place
+
 __all__ = ["as_eager", "rewrite_batch_norm"]
 
 aten = torch.ops.aten
@@ -24,7 +26,8 @@ _MOVED = {3: 4, 4: 5}
 
 def as_eager(module: fx.GraphModule) -> fx.GraphModule:
     """The same module, changed in place where eager would run another kernel."""
-    if rewrite_batch_norm(module, lambda value: value.is_cuda):
+    rewritten = rewrite_batch_norm(module, lambda value: value.is_cuda)
+    if update_in_place(module) or rewritten:
         module.recompile()
     return module
 

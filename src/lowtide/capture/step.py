@@ -74,9 +74,12 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
 
     try:
         with eager_kernels():
-            aot_autograd(fw_compiler=forward_only, inference_compiler=forward_only, partition_fn=partition)(
-                module, inputs
-            )
+            aot_autograd(
+                fw_compiler=forward_only,
+                inference_compiler=forward_only,
+                partition_fn=partition,
+                keep_inference_input_mutations=True,
+            )(module, inputs)
     except LowtideError as error:
         raise_through(error)
     raise AssertionError("AOTAutograd asked neither for a partition nor for a forward graph")

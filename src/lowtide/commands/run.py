@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, needs_torch, print_json
+from lowtide.commands.common import json_option, needs_torch, print_json
+from lowtide.documents import read_document, write_document
+from lowtide.graph import Graph
+from lowtide.plan.program import Program
+from lowtide.plan.whole import refuse_unfit
+from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["run"]
@@ -15,13 +22,27 @@ __all__ = ["run"]
 @click.command()
 @click.argument("target")
 @click.option(
-    "--program", type=Choice(["plain", "recompute-all"]), default="plain", help="What runs the step [plain]."
+    "--program",
+    default="plain",
+    metavar="NAME|FILE",
+    help="What runs the step: plain, recompute-all, or a program in a JSON file [plain].",
 )
+@click.option("--save-program", metavar="FILE", help="Write the program that ran.")
+@click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu].")
 @click.option("--seed", type=int, default=0, help="Of the parameters, the batch and the step [0].")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, help="Timed steps each way [5].")
 @json_option
-def run(target: str, program: str, device: str, seed: int, repeats: int, as_json: bool) -> None:
+def run(
+    target: str,
+    program: str,
+    save_program: str | None,
+    timeline: str | None,
+    device: str,
+    seed: int,
+    repeats: int,
+    as_json: bool,
+) -> None:
     """Run a step in eager PyTorch and as a program, and compare.
 
     TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
@@ -31,17 +52,22 @@ def run(target: str, program: str, device: str, seed: int, repeats: int, as_json
         from lowtide.execute.backend import PROGRAMS
         from lowtide.execute.compare import compare
 
+    planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
     built = zoo.build(target, device=device, seed=seed)
     found = compare(
         built.model,
         built.batch,
         built.loss,
-        PROGRAMS[program],
+        planner,
         trains=built.trains,
         seed=seed,
         repeats=repeats,
         progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
     )
+    if save_program is not None:
+        write_document(save_program, found.program)
+    if timeline is not None:
+        write_document(timeline, found.recording)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
     if as_json:
         print_json(view)
@@ -55,3 +81,20 @@ def run(target: str, program: str, device: str, seed: int, repeats: int, as_json
     click.echo(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     click.echo(f"  loss, gradients and buffers: {verdict}")
+
+
+def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
+    """A planner that gives the program in a file, if it fits the step."""
+    if not Path(name).exists():
+        choices = ", ".join(known)
+        raise click.BadParameter(
+            f"{name!r} is neither one of {choices} nor a file.{did_you_mean(name, known)}",
+            param_hint="--program",
+        )
+    program = read_document(name, Program)
+
+    def planner(graph: Graph) -> Program:
+        refuse_unfit(graph, program)
+        return program
+
+    return planner

@@ -6,7 +6,7 @@ the caching allocator keeps its own counters. Neither changes what the step does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -42,6 +42,9 @@ class Marker:
 
     def after(self, op: int) -> None:
         """The operator has run, or failed; what it dropped is not gone yet."""
+
+    def left(self, results: Mapping[int, Any]) -> None:
+        """What the operator that has run leaves behind, by tensor of the graph."""
 
 
 class _CpuMarker(Marker):

@@ -17,10 +17,12 @@ from lowtide.capture.refusal import raise_through, refuse_graph_breaks
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_symbols
 from lowtide.errors import LowtideError, RunError
+from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
 from lowtide.graph import Graph
+from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import recompute_all, store_all
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean
@@ -112,7 +114,8 @@ def _compiled(
     made: list[Interpreter] = []
 
     def interpreter(joint: Joint) -> Interpreter:
-        made.append(Interpreter(joint, planner(joint.graph)))
+        program = with_in_place(joint.graph, planner(joint.graph), able_in_place(joint))
+        made.append(Interpreter(joint, program))
         if watch is not None:
             watch(made[-1])
         return made[-1]
@@ -135,7 +138,11 @@ def _compiled(
 
     with eager_kernels():
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=partition
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
         )(module, inputs)
     return compiled
 

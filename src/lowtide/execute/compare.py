@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,13 +14,19 @@ from torch import nn
 from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.interpreter import Interpreter
-from lowtide.plan.program import Run
+from lowtide.execute.timeline import StorageMarker
+from lowtide.graph import Recording, Timeline
+from lowtide.plan.program import Program, Run
 from lowtide.plan.simulate import simulate
 
 __all__ = ["Comparison", "Outcome", "Side", "compare"]
 
+T = TypeVar("T")
 Loss = Callable[..., torch.Tensor]
 Progress = Callable[[str], None]
+
+
+_IN_A_ROW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,9 @@ class Comparison:
     max_rel_grad_diff: float
     operators: int
     runs: int
+    recording: Recording
+    """What the program held while it ran."""
+    program: Program
 
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide run --json`` prints them."""
@@ -105,16 +114,26 @@ class _Subject:
         sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
         return sum(sizes.values())
 
-    def watch(self, loss: Loss, interpreter: Interpreter | None = None) -> tuple[torch.Tensor, Allocations]:
-        def run(marker: Marker) -> torch.Tensor:
-            if interpreter is not None:
-                interpreter.marker = marker
-            try:
-                return self.step(loss)
-            finally:
-                if interpreter is not None:
-                    interpreter.marker = None
+    def watch(self, loss: Loss) -> tuple[torch.Tensor, Allocations]:
+        """The step, and what it took."""
+        return self._watched(lambda _: self.step(loss))
 
+    def follow(self, loss: Loss, interpreter: Interpreter) -> tuple[StorageMarker, Allocations]:
+        """What the step took, operator by operator and storage by storage."""
+        markers: list[StorageMarker] = []
+
+        def run(marker: Marker) -> None:
+            markers.append(StorageMarker(marker))
+            interpreter.marker = markers[0]
+            try:
+                self.step(loss)
+            finally:
+                interpreter.marker = None
+
+        _, found = self._watched(run)
+        return markers[0], found
+
+    def _watched(self, run: Callable[[Marker], T]) -> tuple[T, Allocations]:
         return watch_cuda(run, self.device) if self.device.type == "cuda" else watch_cpu(run)
 
 
@@ -155,7 +174,8 @@ def compare(
     progress("the program")
     subject.reset()
     resident = max(resident, subject.resident_bytes())
-    _, marked = subject.watch(compiled, interpreter)
+    storages, marked = subject.follow(compiled, interpreter)
+    timeline = storages.timeline(marked, resident)
     subject.reset()
     result, ours = subject.watch(compiled)
     after = subject.outcome(result)
@@ -171,7 +191,15 @@ def compare(
         max_rel_grad_diff=_largest_difference(before, after),
         operators=len(interpreter.joint.graph.ops),
         runs=sum(isinstance(line, Run) for line in interpreter.program.instructions),
+        recording=_recording(interpreter, timeline),
+        program=interpreter.program,
     )
+
+
+def _recording(interpreter: Interpreter, timeline: Timeline) -> Recording:
+    ops = interpreter.joint.graph.ops
+    ran = [ops[line.op].id for line in interpreter.program.instructions if isinstance(line, Run)]
+    return Recording(tuple(ran), timeline)
 
 
 def _predicted(interpreter: Interpreter, marked: Allocations, resident: int) -> int:
@@ -183,16 +211,23 @@ def _predicted(interpreter: Interpreter, marked: Allocations, resident: int) -> 
 
 
 def _timed(subject: _Subject, losses: Sequence[Loss], repeats: int) -> list[float]:
-    """The median time of each, taken in turns so that both meet the same machine."""
+    """The median time of a step of each, taken in turns so that both meet the same machine.
+
+    On a CUDA device a few steps run one after the other, as they do in training: the host prepares a step
+    while the device still works on the one before.
+    """
+    steps = _IN_A_ROW if subject.device.type == "cuda" else 1
     times: list[list[float]] = [[] for _ in losses]
     for _ in range(repeats + 1):
         for k, loss in enumerate(losses):
             subject.reset()
             _synchronize(subject.device)
             start = time.perf_counter()
-            subject.step(loss)
+            for _ in range(steps):
+                subject.model.zero_grad(set_to_none=True)
+                subject.step(loss)
             _synchronize(subject.device)
-            times[k].append(time.perf_counter() - start)
+            times[k].append((time.perf_counter() - start) / steps)
     return [statistics.median(taken[1:]) for taken in times]
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import fx
 
 from lowtide.capture.joint import Joint
+from lowtide.capture.updates import without_update
 from lowtide.cost.watch import Marker
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
+from lowtide.execute.snapshot import Snapshot
 from lowtide.graph import Role
 from lowtide.plan.program import Drop, Instruction, Program, Run
 
@@ -41,14 +43,11 @@ class Interpreter:
         self.marker: Marker | None = None
         """Told before and after each operator runs, while somebody watches."""
         place = {op: k for k, op in enumerate(self.states)}
-        self._forward = [_prepared(joint, line, place, first=True) for line in program.forward]
-        seen = {line.op for line in program.forward if isinstance(line, Run)}
-        self._backward = []
-        for line in program.backward:
-            first = isinstance(line, Run) and line.op not in seen
-            if isinstance(line, Run):
-                seen.add(line.op)
-            self._backward.append(_prepared(joint, line, place, first=first))
+        self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
+        self._undisturbed = _before_first_update(joint, program)
+        seen: set[int] = set()
+        self._forward = [_prepared(joint, line, place, seen) for line in program.forward]
+        self._backward = [_prepared(joint, line, place, seen) for line in program.backward]
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs: tensors and random states. Empties ``arguments``."""
@@ -59,9 +58,18 @@ class Interpreter:
                 table[tensor] = value
         arguments.clear()
         states: list[torch.Tensor | None] = [None] * len(self.states)
-        self._run(self._forward, table, states)
+        before = {t: table[t].clone() for t in self.copied}
+        snapshot = Snapshot()
+        try:
+            self._run(self._forward[: self._undisturbed], table, states)
+            snapshot.take([table[t] for t in self._early])
+            self._run(self._forward[self._undisturbed :], table, states)
+        except BaseException:
+            snapshot.restore()
+            before.clear()
+            raise
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
-        saved = [table[t].clone() if t in self.copied else table[t] for t in self.saved]
+        saved = [before.get(t, table[t]) for t in self.saved]
         return [*outputs, *saved, *(state for state in states if state is not None)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -96,12 +104,21 @@ class Interpreter:
                     line(table, states)
                 finally:
                     marker.after(line.op)
+                marker.left({t: table[t] for t in line.outputs if t >= 0})
         except BaseException as error:
             # whoever keeps the error keeps its frames: they must not keep the tensors of the step
             traceback.clear_frames(error.__traceback__)
             table.clear()
             states.clear()
             raise
+
+
+def _before_first_update(joint: Joint, program: Program) -> int:
+    """How many instructions of forward run before one that updates a buffer on its way."""
+    for position, line in enumerate(program.forward):
+        if isinstance(line, Run) and "updates" in joint.graph.ops[line.op].attributes:
+            return position
+    return len(program.forward)
 
 
 def _run_again(program: Program) -> set[int]:
@@ -116,11 +133,12 @@ def _run_again(program: Program) -> set[int]:
 def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
     """Tensors that the backward part reads or returns before it makes them."""
     needed = {t for t in joint.gradients if t is not None}
+    ran = {line.op for line in program.forward if isinstance(line, Run)}
     for line in reversed(program.backward):
         if isinstance(line, Run):
             op = joint.graph.ops[line.op]
             needed.difference_update(t for t in op.outputs if t not in op.inputs)
-            needed.update(op.reads)
+            needed.update(op.reads_again if line.op in ran else op.reads)
     return tuple(sorted(needed.difference(joint.tangents, joint.constants)))
 
 
@@ -152,15 +170,21 @@ class _Running(_Line):
 
     __slots__ = ("args", "fill", "function", "kwargs", "op", "outputs", "several", "state", "store_state")
 
-    def __init__(self, joint: Joint, run: Run, state: int | None, store_state: bool) -> None:
+    def __init__(self, joint: Joint, run: Run, state: int | None, first: bool) -> None:
         call = joint.calls[run.op]
         self.op = run.op
         self.function = call.target if run.in_place is None else in_place_variant(call.target)
         self.args, self.kwargs = list(call.args), dict(call.kwargs)
         self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
+        op = joint.graph.ops[run.op]
+        if not first and "updates" in op.attributes:
+            updates = {op.inputs[k] for k in op.attributes["updates"]}
+            likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
+            self.function = without_update(self.function, list(likes), list(likes.values()))
+            self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
         self.outputs, self.several = call.results, call.several
         self.state = state
-        self.store_state = store_state
+        self.store_state = first
 
     def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
         args, kwargs = self.args.copy(), self.kwargs
@@ -190,9 +214,11 @@ class _Running(_Line):
                 table[tensor] = value
 
 
-def _prepared(joint: Joint, line: Instruction, place: dict[int, int], *, first: bool) -> _Line:
+def _prepared(joint: Joint, line: Instruction, place: dict[int, int], seen: set[int]) -> _Line:
     if isinstance(line, Drop):
         return _Dropping(line.tensors)
+    first = line.op not in seen
+    seen.add(line.op)
     return _Running(joint, line, place.get(line.op), first)
 
 

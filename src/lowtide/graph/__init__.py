@@ -2,7 +2,7 @@
 
 from lowtide.graph.liveness import liveness
 from lowtide.graph.rect import Rect
-from lowtide.graph.timeline import Lifetime, Timeline
+from lowtide.graph.timeline import Lifetime, Recording, Timeline
 from lowtide.graph.types import RESIDENT_ROLES, Category, Graph, Kernel, Op, Phase, Role, Source, Tensor
 from lowtide.graph.validate import MAX_BYTES, validate
 
@@ -15,6 +15,7 @@ __all__ = [
     "Lifetime",
     "Op",
     "Phase",
+    "Recording",
     "Rect",
     "Role",
     "Source",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-__all__ = ["Lifetime", "Timeline"]
+__all__ = ["Lifetime", "Recording", "Timeline"]
 
 
 class Lifetime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -53,3 +55,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def bytes_between(self, step: int) -> int:
         """What stays live after this operator has ended and before the next one starts."""
         return sum(one.bytes for one in self.lifetimes if one.first <= step < one.last)
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A timeline as a file: which operator ran at each of its entries."""
+
+    operators: tuple[str, ...]
+    timeline: Timeline
+    lowtide: Literal["timeline"] = "timeline"
+    version: Literal[1] = 1

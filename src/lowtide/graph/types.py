@@ -132,6 +132,12 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
         skip = set(self.shape_only)
         return tuple(t for k, t in enumerate(self.inputs) if k not in skip)
 
+    @property
+    def reads_again(self) -> tuple[int, ...]:
+        """The inputs that a later run reads; what the first one updated in passing is not among them."""
+        updates = {self.inputs[k] for k in self.attributes.get("updates", ())}
+        return tuple(t for t in self.reads if t not in updates) if updates else self.reads
+
 
 class Graph(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A step: its tensors, and its operators in program order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lowtide.graph import Graph
-from lowtide.plan.memory import Memory
+from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.program import Drop, Instruction, Program, Run
 
@@ -17,7 +17,7 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
 
     Safe where the input is dropped right after, nobody else is on its storage (no view of it, nothing kept
     for backward), and the operator reads it once. ``able`` names operators whose first output may take the
-    place of their first input: same shape, type and layout.
+    place of their first input: same shape, type and layout. What the Program said before does not count.
     """
     memory = Memory(graph)
     kept = set(kept_throughout(graph))
@@ -34,14 +34,20 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
         following = lines[position + 1] if position + 1 < len(lines) else None
         dropped = following.tensors if isinstance(following, Drop) else ()
         crosses = position + 1 == len(program.forward)
-        chosen = line
+        chosen = Run(line.op)
         if line.op in able and op.inputs and not crosses:
             source = op.inputs[0]
             alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1
             free = source in dropped and source not in kept and source not in given
-            if alone and free and op.inputs.count(source) == 1 and op.outputs[0] not in memory.storage_of:
+            once = op.inputs.count(source) == 1 and op.outputs[0] not in memory.storage_of
+            if alone and free and once and _fills(memory, source, op.outputs[0]):
                 chosen = Run(line.op, in_place=0)
         memory.run(chosen)
         found.append(chosen)
     cut = len(program.forward)
     return Program(tuple(found[:cut]), tuple(found[cut:]))
+
+
+def _fills(memory: Memory, source: int, output: int) -> bool:
+    """Whether the output would take up the whole storage: a gradient must not keep a larger one alive."""
+    return memory.size[memory.storage_of[source]] == allocated_bytes(memory.graph.tensors[output])

@@ -10,16 +10,19 @@ from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Tensor
 from lowtide.plan.program import Run
 
-__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes"]
+__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "rounded"]
 
 CUDA_BLOCK_BYTES = 512
 
 
 def allocated_bytes(tensor: Tensor) -> int:
-    """What the allocator takes for a tensor: CUDA's rounds up to whole blocks."""
-    if not tensor.device.startswith("cuda"):
-        return tensor.bytes
-    return -(-tensor.bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+    """What the allocator takes for a tensor."""
+    return rounded(tensor.bytes, tensor.device)
+
+
+def rounded(size: int, device: str) -> int:
+    """What the allocator of a device takes for so many bytes: CUDA's rounds up to whole blocks."""
+    return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device.startswith("cuda") else size
 
 
 class Memory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowtide.graph import Graph, Phase, Role, Timeline
-from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes
+from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
 from lowtide.plan.program import Drop, Program, Run
 
 __all__ = ["RANDOM_STATE_BYTES", "simulate"]
@@ -35,9 +35,11 @@ def simulate(
     extra: list[int] = []
     took: list[float] = []
     states = _states(graph, program)
+    before = _kept_to_restore(graph)
+    memory.live += _copied(graph, program) + before
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
-            memory.live += _copied(graph, program)
+            memory.live -= before
         if isinstance(instruction, Drop):
             for dropped in instruction.tensors:
                 memory.release(dropped)
@@ -73,9 +75,18 @@ def _states(graph: Graph, program: Program) -> set[int]:
 
 
 def _copied(graph: Graph, program: Program) -> int:
-    """Leaves that backward reads and the step updates in between are copied at the end of forward."""
+    """Leaves that backward reads and the step updates in between are copied before forward."""
     updated = set(graph.attributes.get("updated", ()))
     runs = (line for line in program.backward if isinstance(line, Run))
-    read = {t for line in runs for t in graph.ops[line.op].reads}
+    read = {t for line in runs for t in graph.ops[line.op].reads_again}
     copied = {t for t in read if t in updated or graph.tensors[t].role is Role.BUFFER}
     return sum(allocated_bytes(graph.tensors[t]) for t in copied)
+
+
+def _kept_to_restore(graph: Graph) -> int:
+    """What forward updates on its way is kept until it has succeeded: one block for each type of number."""
+    blocks: dict[tuple[str, str | None], int] = {}
+    for t in graph.attributes.get("updated_early", ()):
+        tensor = graph.tensors[t]
+        blocks[tensor.device, tensor.dtype] = blocks.get((tensor.device, tensor.dtype), 0) + tensor.bytes
+    return sum(rounded(size, device) for (device, _), size in blocks.items())

@@ -1,0 +1,71 @@
+"""Our own JSON files besides the step: a head that says what it is and which version, then its fields."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from lowtide.errors import FormatError
+from lowtide.files import read_bytes, write_atomically
+
+__all__ = ["decode_document", "encode_document", "read_document", "write_document"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+_BYTE = re.compile(r"\(byte (\d+)\)")
+
+
+class _Head(msgspec.Struct):
+    """What a file of any kind and version has."""
+
+    lowtide: str
+    version: int
+
+
+def encode_document(value: msgspec.Struct) -> bytes:
+    """The object, whose fields ``lowtide`` and ``version`` are its head, on one line of JSON."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+def decode_document(data: bytes, kind: type[T]) -> T:
+    """The object of this type; a FormatError names the key that is wrong."""
+    expected = _expected(kind)
+    what = f"{expected['lowtide']} file of version {expected['version']}, as lowtide writes it"
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+        if head.lowtide != expected["lowtide"]:
+            raise FormatError(f"this is a {head.lowtide} file", expected=f"a {what}", byte=0)
+        if head.version != expected["version"]:
+            problem = f"this file has version {head.version}"
+            raise FormatError(problem, expected=f"a {what}; use the release of lowtide that wrote it", byte=0)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = _BYTE.search(str(error))
+        byte = int(found.group(1)) if found else len(data) if "truncated" in str(error) else 0
+        raise FormatError(str(error), expected=f"a {what}", byte=byte) from None
+    except RecursionError:
+        raise FormatError("nested too deeply", expected=f"a {what}", byte=0) from None
+
+
+def read_document(path: str | os.PathLike[str], kind: type[T]) -> T:
+    """The object in a file."""
+    try:
+        return decode_document(read_bytes(path), kind)
+    except FormatError as error:
+        raise error.at(os.fspath(path)) from None
+
+
+def write_document(path: str | os.PathLike[str], value: msgspec.Struct) -> None:
+    """Put the object into a file, whole or not at all."""
+    write_atomically(path, encode_document(value))
+
+
+def _expected(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The head that a type writes: the defaults of its first fields."""
+    return {
+        field.name: field.default
+        for field in msgspec.structs.fields(kind)
+        if field.name in ("lowtide", "version")
+    }
