@@ -13,7 +13,7 @@ class Captured:
 
     def __init__(self, function, *example, trains=True):
         made = []
-        backend = functools.partial(compile_with, planner=store_all, watch=made.append)
+        backend = functools.partial(compile_with, planner=store_all, watch=made.append, in_place=False)
         torch._dynamo.reset()
         self.compiled = torch.compile(function, backend=backend, dynamic=False)
         self.example, self.trains = example, trains

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from lowtide.cost.watch import Marker
 from lowtide.execute.backend import PROGRAMS, compile_with
 from lowtide.execute.interpreter import _Running
 
@@ -146,14 +147,14 @@ def test_a_watch_is_told_that_an_operator_ended_even_if_it_failed(setup, monkeyp
     model, step, interpreter, _ = setup
     calls = []
 
-    class Marker:
+    class Calls(Marker):
         def before(self, op):
             calls.append(op)
 
         def after(self, op):
             calls.remove(op)
 
-    interpreter.marker = Marker()
+    interpreter.marker = Calls()
     with monkeypatch.context() as patch:
         break_once(interpreter._forward, 3, patch)
         with pytest.raises(BrokenError):

@@ -81,24 +81,33 @@ def compile_with(
     watch: Watch | None = None,
     *,
     remember: int = REMEMBERED,
+    in_place: bool = True,
 ) -> Callable[..., Any]:
     """The function with its forward and backward run by the Program that the planner gives.
 
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
-    ``remember`` last used shapes are kept.
+    ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
     """
     try:
         refuse_graph_breaks(module)
         leaves = leaves_of(module)
 
+        def plainly(joint: Joint) -> Program:
+            return planner(joint.graph)
+
+        def in_place_too(joint: Joint) -> Program:
+            return with_in_place(joint.graph, planner(joint.graph), able_in_place(joint))
+
         def compiled(
             static: fx.GraphModule, leaves: Sequence[Leaf], arguments: Sequence[Any]
         ) -> Callable[..., Any]:
-            return _compiled(static, leaves, arguments, planner, watch)
+            return _compiled(static, leaves, arguments, in_place_too if in_place else plainly, watch)
 
         if has_symbols(module):
-            return Remembering(module, leaves, compiled, (planner, watch), remember)
-        return alive(module, leaves, inputs, (planner, watch), lambda: compiled(module, leaves, inputs))
+            return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
+        return alive(
+            module, leaves, inputs, (planner, watch, in_place), lambda: compiled(module, leaves, inputs)
+        )
     except LowtideError as error:
         raise_through(error)
 
@@ -107,15 +116,14 @@ def _compiled(
     module: fx.GraphModule,
     leaves: Sequence[Leaf],
     inputs: Sequence[Any],
-    planner: Planner,
+    program: Callable[[Joint], Program],
     watch: Watch | None,
 ) -> Callable[..., Any]:
     """The function for these inputs' shapes."""
     made: list[Interpreter] = []
 
     def interpreter(joint: Joint) -> Interpreter:
-        program = with_in_place(joint.graph, planner(joint.graph), able_in_place(joint))
-        made.append(Interpreter(joint, program))
+        made.append(Interpreter(joint, program(joint)))
         if watch is not None:
             watch(made[-1])
         return made[-1]

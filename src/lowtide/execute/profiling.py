@@ -118,7 +118,7 @@ def _capture(function: Callable[..., Any], example: Sequence[Any], trains: bool)
         interpreter.marker = _Stop()
         made.append(interpreter)
 
-    backend = functools.partial(compile_with, planner=store_all, watch=seen)
+    backend = functools.partial(compile_with, planner=store_all, watch=seen, in_place=False)
     compiled = torch.compile(_fresh(function), backend=backend, dynamic=False, fullgraph=True)
 
     def once() -> None:
