@@ -9,12 +9,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowtide.execute.backend import compile_with
-from lowtide.plan.plain import recompute_all, store_all
+from lowtide.plan.plain import offload_all, recompute_all, store_all
 from tests.execute.modules import CASES
 
 PROGRAMS = {
     "plain": store_all,
     "recompute-all": recompute_all,
+    "offload-all": offload_all,
     "recompute-each-use": functools.partial(recompute_all, each_use=True),
 }
 STEPS = 2

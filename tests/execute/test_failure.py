@@ -9,7 +9,7 @@ from torch import nn
 
 from lowtide.cost.watch import Marker
 from lowtide.execute.backend import PROGRAMS, compile_with
-from lowtide.execute.interpreter import _Running
+from lowtide.execute.lines import Running
 
 
 class BrokenError(RuntimeError):
@@ -61,7 +61,7 @@ def added(before):
 
 def break_once(lines, position, monkeypatch):
     """Make the operator at this place raise, as if the device had run out of memory in it."""
-    line = [line for line in lines if isinstance(line, _Running)][position]
+    line = [line for line in lines if isinstance(line, Running)][position]
 
     def fail(*args, **kwargs):
         raise BrokenError("no more memory")

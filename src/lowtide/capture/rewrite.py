@@ -26,10 +26,19 @@ _MOVED = {3: 4, 4: 5}
 
 def as_eager(module: fx.GraphModule) -> fx.GraphModule:
     """The same module, changed in place where eager would run another kernel."""
+    _without_detach(module.graph)
     rewritten = rewrite_batch_norm(module, lambda value: value.is_cuda)
     if update_in_place(module) or rewritten:
         module.recompile()
     return module
+
+
+def _without_detach(graph: fx.Graph) -> None:
+    """Autograd's marks on what it saves: they compute nothing, and no gradient is taken of a joint graph."""
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        if all(user.op != "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def rewrite_batch_norm(module: fx.GraphModule, wanted: Callable[[torch.Tensor], bool]) -> int:

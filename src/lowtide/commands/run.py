@@ -11,8 +11,8 @@ import click
 from lowtide.commands.common import json_option, needs_torch, print_json
 from lowtide.documents import read_document, write_document
 from lowtide.graph import Graph
+from lowtide.plan.check import check
 from lowtide.plan.program import Program
-from lowtide.plan.whole import refuse_unfit
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
 
@@ -94,7 +94,7 @@ def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
     program = read_document(name, Program)
 
     def planner(graph: Graph) -> Program:
-        refuse_unfit(graph, program)
+        check(graph, program)
         return program
 
     return planner

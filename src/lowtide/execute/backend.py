@@ -23,7 +23,7 @@ from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
 from lowtide.graph import Graph
 from lowtide.plan.in_place import with_in_place
-from lowtide.plan.plain import recompute_all, store_all
+from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean
 
@@ -32,7 +32,11 @@ __all__ = ["PROGRAMS", "backend", "compile_with"]
 Planner = Callable[[Graph], Program]
 Watch = Callable[[Interpreter], None]
 
-PROGRAMS: dict[str, Planner] = {"plain": store_all, "recompute-all": recompute_all}
+PROGRAMS: dict[str, Planner] = {
+    "plain": store_all,
+    "recompute-all": recompute_all,
+    "offload-all": offload_all,
+}
 
 
 def backend(

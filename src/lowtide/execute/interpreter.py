@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from lowtide.capture.joint import Joint
-from lowtide.capture.updates import without_update
 from lowtide.cost.watch import Marker
-from lowtide.execute.in_place import in_place_variant
-from lowtide.execute.random_state import random_state, replayed
+from lowtide.execute.lines import Frame, Line, Running, prepared
 from lowtide.execute.snapshot import Snapshot
+from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.graph import Role
-from lowtide.plan.program import Drop, Instruction, Program, Run
+from lowtide.plan.program import Fetch, Program, Run, Send
 
 __all__ = ["Interpreter"]
 
@@ -25,7 +23,8 @@ class Interpreter:
     """The forward and the backward part of one Program, ready to run.
 
     Tensors live in a table with a place for each tensor of the graph. A Run fills places, a Drop clears
-    them, so that memory is given back at the instruction that says so.
+    them, so that memory is given back at the instruction that says so. A Send copies to the host and a Fetch
+    copies back, both beside the computation.
     """
 
     def __init__(self, joint: Joint, program: Program) -> None:
@@ -35,6 +34,8 @@ class Interpreter:
         self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
         """Random operators that run more than once: the state before their first run is kept."""
         self.saved = _needed_by_backward(joint, program)
+        self.hosts = _fetched_by_backward(program)
+        """Tensors that forward leaves on the host for backward."""
         updated = joint.graph.attributes.get("updated", ())
         self.copied = frozenset(
             t for t in self.saved if joint.graph.tensors[t].role is Role.BUFFER or t in updated
@@ -42,74 +43,83 @@ class Interpreter:
         """Buffers and other updated inputs that backward reads: their value before the step is copied."""
         self.marker: Marker | None = None
         """Told before and after each operator runs, while somebody watches."""
-        place = {op: k for k, op in enumerate(self.states)}
         self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
         self._undisturbed = _before_first_update(joint, program)
-        seen: set[int] = set()
-        self._forward = [_prepared(joint, line, place, seen) for line in program.forward]
-        self._backward = [_prepared(joint, line, place, seen) for line in program.backward]
+        self._forward, self._backward = prepared(joint, program, self.states)
+        self._transfers = _lanes(joint, program)
+        self._sent: dict[int, tuple[Any, Form]] = {}
+        """Copies to the host that forward started, by address, for the backward that will want them back."""
 
     def forward(self, arguments: list[Any]) -> list[Any]:
-        """Results of the step, then what backward needs: tensors and random states. Empties ``arguments``."""
+        """Results of the step, then what backward needs. Empties ``arguments``.
+
+        That is tensors, then bytes on the host, then random states.
+        """
         joint = self.joint
-        table = self._table()
+        frame = self._frame([None] * len(self.states))
+        table = frame.table
         for tensor, value in zip(joint.inputs, arguments, strict=True):
             if tensor is not None:
                 table[tensor] = value
         arguments.clear()
-        states: list[torch.Tensor | None] = [None] * len(self.states)
         before = {t: table[t].clone() for t in self.copied}
         snapshot = Snapshot()
         try:
-            self._run(self._forward[: self._undisturbed], table, states)
+            self._run(self._forward[: self._undisturbed], frame)
             snapshot.take([table[t] for t in self._early])
-            self._run(self._forward[self._undisturbed :], table, states)
+            self._run(self._forward[self._undisturbed :], frame)
         except BaseException:
             snapshot.restore()
             before.clear()
             raise
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
-        return [*outputs, *saved, *(state for state in states if state is not None)]
+        hosts = [frame.hosts[t] for t in self.hosts]
+        for tensor, host in zip(self.hosts, hosts, strict=True):
+            self._sent[host.data_ptr()] = frame.sent[tensor]
+        return [*outputs, *saved, *hosts, *(state for state in frame.states if state is not None)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
         joint = self.joint
-        table = self._table()
-        kept = len(self.saved)
-        for tensor, value in zip(self.saved, arguments[:kept], strict=True):
-            table[tensor] = value
-        states = list(arguments[kept : kept + len(self.states)])
-        for tensor, value in zip(joint.tangents, arguments[kept + len(self.states) :], strict=True):
-            table[tensor] = value
+        kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
+        given = list(arguments)
         arguments.clear()
-        self._run(self._backward, table, states)
-        return [None if t is None else table[t] for t in joint.gradients]
+        frame = self._frame(given[kept + sent : kept + sent + states])
+        for tensor, value in zip(self.saved, given[:kept], strict=True):
+            frame.table[tensor] = value
+        for tensor, host in zip(self.hosts, given[kept : kept + sent], strict=True):
+            frame.hosts[tensor] = host
+            frame.sent[tensor] = self._sent[host.data_ptr()]
+        for tensor, value in zip(joint.tangents, given[kept + sent + states :], strict=True):
+            frame.table[tensor] = value
+        given.clear()
+        self._run(self._backward, frame)
+        return [None if t is None else frame.table[t] for t in joint.gradients]
 
-    def _table(self) -> list[Any]:
-        table: list[Any] = [None] * len(self.joint.graph.tensors)
+    def _frame(self, states: list[torch.Tensor | None]) -> Frame:
+        frame = Frame(len(self.joint.graph.tensors), states, self._transfers)
         for tensor, value in self.joint.constants.items():
-            table[tensor] = value
-        return table
+            frame.table[tensor] = value
+        return frame
 
-    def _run(self, lines: Sequence[_Line], table: list[Any], states: list[torch.Tensor | None]) -> None:
+    def _run(self, lines: Sequence[Line], frame: Frame) -> None:
         marker = self.marker
         try:
             for line in lines:
-                if marker is None or not isinstance(line, _Running):
-                    line(table, states)
+                if marker is None or not isinstance(line, Running):
+                    line(frame)
                     continue
                 marker.before(line.op)
                 try:
-                    line(table, states)
+                    line(frame)
                 finally:
                     marker.after(line.op)
-                marker.left({t: table[t] for t in line.outputs if t >= 0})
+                marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
         except BaseException as error:
             # whoever keeps the error keeps its frames: they must not keep the tensors of the step
             traceback.clear_frames(error.__traceback__)
-            table.clear()
-            states.clear()
+            frame.clear()
             raise
 
 
@@ -131,7 +141,7 @@ def _run_again(program: Program) -> set[int]:
 
 
 def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
-    """Tensors that the backward part reads or returns before it makes them."""
+    """Tensors that the backward part reads, sends or returns before it makes or fetches them."""
     needed = {t for t in joint.gradients if t is not None}
     ran = {line.op for line in program.forward if isinstance(line, Run)}
     for line in reversed(program.backward):
@@ -139,97 +149,26 @@ def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
             op = joint.graph.ops[line.op]
             needed.difference_update(t for t in op.outputs if t not in op.inputs)
             needed.update(op.reads_again if line.op in ran else op.reads)
+        elif isinstance(line, Fetch):
+            needed.discard(line.tensor)
+        elif isinstance(line, Send):
+            needed.add(line.tensor)
     return tuple(sorted(needed.difference(joint.tangents, joint.constants)))
 
 
-class _Line:
-    """One prepared instruction."""
-
-    __slots__ = ()
-
-    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
-        """Change the table as the instruction says; random states are kept in, or taken from, ``states``."""
-        raise NotImplementedError(f"{type(self).__name__}: {len(table)} tensors, {len(states)} states")
-
-
-class _Dropping(_Line):
-    """Clears places of the table."""
-
-    __slots__ = ("tensors",)
-
-    def __init__(self, tensors: tuple[int, ...]) -> None:
-        self.tensors = tensors
-
-    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:  # noqa: ARG002
-        for tensor in self.tensors:
-            table[tensor] = None
+def _fetched_by_backward(program: Program) -> tuple[int, ...]:
+    """Tensors that the backward part fetches and that the forward part sent."""
+    sent: set[int] = set()
+    found: set[int] = set()
+    for line in program.backward:
+        if isinstance(line, Send):
+            sent.add(line.tensor)
+        elif isinstance(line, Fetch) and line.tensor not in sent:
+            found.add(line.tensor)
+    return tuple(sorted(found))
 
 
-class _Running(_Line):
-    """Calls an operator with its arguments filled in, and puts the results into the table."""
-
-    __slots__ = ("args", "fill", "function", "kwargs", "op", "outputs", "several", "state", "store_state")
-
-    def __init__(self, joint: Joint, run: Run, state: int | None, first: bool) -> None:
-        call = joint.calls[run.op]
-        self.op = run.op
-        self.function = call.target if run.in_place is None else in_place_variant(call.target)
-        self.args, self.kwargs = list(call.args), dict(call.kwargs)
-        self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
-        op = joint.graph.ops[run.op]
-        if not first and "updates" in op.attributes:
-            updates = {op.inputs[k] for k in op.attributes["updates"]}
-            likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
-            self.function = without_update(self.function, list(likes), list(likes.values()))
-            self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
-        self.outputs, self.several = call.results, call.several
-        self.state = state
-        self.store_state = first
-
-    def __call__(self, table: list[Any], states: list[torch.Tensor | None]) -> None:
-        args, kwargs = self.args.copy(), self.kwargs
-        for position, tensor, items in self.fill[0]:
-            args[position] = table[tensor] if items is None else _filled(items, table)
-        if self.fill[1]:
-            kwargs = kwargs.copy()
-            for name, tensor, items in self.fill[1]:
-                kwargs[name] = table[tensor] if items is None else _filled(items, table)
-        if self.state is None:
-            result = self.function(*args, **kwargs)
-        elif self.store_state:
-            states[self.state] = random_state(args, kwargs)
-            result = self.function(*args, **kwargs)
-        else:
-            state = states[self.state]
-            assert state is not None
-            with replayed(state, args, kwargs):
-                result = self.function(*args, **kwargs)
-        if not self.several:
-            tensor = self.outputs[0]
-            if tensor >= 0 and table[tensor] is None:
-                table[tensor] = result
-            return
-        for tensor, value in zip(self.outputs, result, strict=True):
-            if tensor >= 0 and table[tensor] is None:
-                table[tensor] = value
-
-
-def _prepared(joint: Joint, line: Instruction, place: dict[int, int], seen: set[int]) -> _Line:
-    if isinstance(line, Drop):
-        return _Dropping(line.tensors)
-    first = line.op not in seen
-    seen.add(line.op)
-    return _Running(joint, line, place.get(line.op), first)
-
-
-def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, int, list[Any] | None]]:
-    """Which arguments are tensors, or lists with tensors in them: place, tensor, and the list."""
-    for place, value in arguments:
-        if isinstance(value, fx.Node):
-            yield place, joint.tensor_of[value], None
-        elif isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
-            yield place, -1, [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
-
-
-def _filled(items: list[Any], table: list[Any]) -> list[Any]:
-    return [table[item[0]] if type(item) is tuple else item for item in items]
+def _lanes(joint: Joint, program: Program) -> Transfers | None:
+    """Copies beside the computation, where the Program has any."""
+    sent = [line.tensor for line in program.instructions if isinstance(line, Send)]
+    return transfers(joint.values[sent[0]].device) if sent else None

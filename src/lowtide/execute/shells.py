@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.transfer import Form
 
 __all__ = ["shells"]
 
@@ -26,22 +27,23 @@ def shells(
     saved = [of_tensor[t] for t in interpreter.saved]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
-    states = [f"random_state_{k}" for k in range(len(interpreter.states))]
-    value = _state_value(joint) if states else None
-    forward = _shell(
-        joint, [(n.name, n.meta) for n in primals], [*results[:num_outputs], *saved], states, value
-    )
-    into = [(f"saved_{n.name}", n.meta) for n in saved] + [(name, {"val": value}) for name in states]
+    more = _host_values(joint, interpreter)
+    forward = _shell(joint, [(n.name, n.meta) for n in primals], [*results[:num_outputs], *saved], more)
+    into = [(f"saved_{n.name}", n.meta) for n in saved]
+    into += [(f"on_host_{k}", {"val": value}) for k, value in enumerate(more)]
     into += [(n.name, n.meta) for n in tangents]
-    backward = _shell(joint, into, results[num_outputs:], [], None)
+    backward = _shell(joint, into, results[num_outputs:], [])
     return forward, backward
 
 
-def _state_value(joint: fx.GraphModule) -> Any:
-    """How a random state looks to AOTAutograd."""
+def _host_values(joint: fx.GraphModule, interpreter: Interpreter) -> list[Any]:
+    """How bytes and random states on the host look to AOTAutograd."""
     values = (node.meta.get("val") for node in joint.graph.nodes)
     mode = next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
-    return mode.from_tensor(torch.default_generator.get_state())
+    sizes = [Form.of(interpreter.joint.values[t]).storage_bytes for t in interpreter.hosts]
+    with mode:
+        found = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    return found + [mode.from_tensor(torch.default_generator.get_state()) for _ in interpreter.states]
 
 
 def _nothing(*_: Any) -> Any:
@@ -52,8 +54,7 @@ def _shell(
     joint: fx.GraphModule,
     inputs: Sequence[tuple[str, Any]],
     outputs: Sequence[Any],
-    states: Sequence[str],
-    state_value: Any,
+    more: Sequence[Any],
 ) -> fx.GraphModule:
     """A module with these inputs and outputs, and one call that stands for everything between."""
     graph = fx.Graph()
@@ -70,12 +71,12 @@ def _shell(
             continue
         node = graph.call_function(_nothing, (call, k))
         node.meta = dict(output.meta)
-        # torch would expect these last; random states are, and all are checked for changes alike
+        # torch would expect these last; what is on the host is, and all are checked for changes alike
         node.meta.pop("saved_tensor_with_no_vc_check", None)
         found.append(node)
-    for _ in states:
+    for value in more:
         node = graph.call_function(_nothing, (call,))
-        node.meta = {"val": state_value}
+        node.meta = {"val": value}
         found.append(node)
     graph.output(tuple(found))
     return fx.GraphModule(joint, graph)

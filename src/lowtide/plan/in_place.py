@@ -7,7 +7,7 @@ from collections.abc import Collection
 from lowtide.graph import Graph
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout
-from lowtide.plan.program import Drop, Instruction, Program, Run
+from lowtide.plan.program import Drop, Instruction, Program, Run, Send
 
 __all__ = ["with_in_place"]
 
@@ -24,10 +24,10 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
     given = set(memory.storage_of)
     lines = list(program.instructions)
     found: list[Instruction] = []
+    sent = {line.tensor for line in lines if isinstance(line, Send)}
     for position, line in enumerate(lines):
-        if isinstance(line, Drop):
-            for tensor in line.tensors:
-                memory.release(tensor)
+        if not isinstance(line, Run):
+            memory.move(line)
             found.append(line)
             continue
         op = graph.ops[line.op]
@@ -38,7 +38,7 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
         if line.op in able and op.inputs and not crosses:
             source = op.inputs[0]
             alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1
-            free = source in dropped and source not in kept and source not in given
+            free = source in dropped and source not in kept | given | sent
             once = op.inputs.count(source) == 1 and op.outputs[0] not in memory.storage_of
             if alone and free and once and _fills(memory, source, op.outputs[0]):
                 chosen = Run(line.op, in_place=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Tensor
-from lowtide.plan.program import Run
+from lowtide.plan.program import Drop, Fetch, Run, Send
 
 __all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "rounded"]
 
@@ -64,6 +64,14 @@ class Memory:
         if not self.holders[storage]:
             self.live -= self.size.pop(storage)
             del self.holders[storage]
+
+    def move(self, instruction: Drop | Send | Fetch) -> None:
+        """Let go of tensors, or hold what comes back from the host; what is sent stays until dropped."""
+        if isinstance(instruction, Drop):
+            for tensor in instruction.tensors:
+                self.release(tensor)
+        elif isinstance(instruction, Fetch):
+            self.hold(instruction.tensor)
 
     def run(self, instruction: Run) -> int:
         """Hold what the operator writes; the bytes of what it writes again though it is still held."""

@@ -1,13 +1,13 @@
-"""Programs that need no search: store everything, and make everything again."""
+"""Programs that need no search: store everything, make everything again, send everything away."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase
-from lowtide.plan.program import Drop, Instruction, Program, Run
+from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
-__all__ = ["kept_throughout", "recompute_all", "store_all"]
+__all__ = ["kept_throughout", "offload_all", "recompute_all", "store_all"]
 
 
 def store_all(graph: Graph) -> Program:
@@ -35,6 +35,39 @@ def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
             held.update(t for maker in makers for t in graph.ops[maker].outputs)
         backward += [*makers, k]
     return Program(*_with_drops(graph, list(range(split)), backward))
+
+
+def offload_all(graph: Graph) -> Program:
+    """Whatever backward reads of forward lies on the host in between, where no view of it is read there."""
+    plain = store_all(graph)
+    away = _offloadable(graph)
+    last = {t: k for k, op in enumerate(graph.ops) if op.phase is Phase.FORWARD for t in op.reads}
+    forward: list[Instruction] = []
+    for line in plain.forward:
+        forward.append(line)
+        if isinstance(line, Run):
+            op = graph.ops[line.op]
+            forward += [Send(t) for t in op.outputs if t in away]
+            gone = tuple(t for t in dict.fromkeys((*op.reads, *op.outputs)) if t in away)
+            gone = tuple(t for t in gone if last.get(t, line.op) <= line.op)
+            forward += [Drop(gone)] if gone else []
+    backward: list[Instruction] = []
+    for line in plain.backward:
+        if isinstance(line, Run):
+            back = [t for t in dict.fromkeys(graph.ops[line.op].reads) if t in away]
+            backward += [Fetch(t) for t in back]
+            away.difference_update(back)
+        backward.append(line)
+    return Program(tuple(forward), tuple(backward))
+
+
+def _offloadable(graph: Graph) -> set[int]:
+    """Storages made by forward and read by backward under the name that owns them alone."""
+    storage, kept = graph.storages(), set(kept_throughout(graph))
+    later = {t for op in graph.ops if op.phase is not Phase.FORWARD for t in op.reads}
+    viewed = {storage[t] for t in later if storage[t] != t} | {storage[t] for t in kept}
+    made = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs if t not in op.inputs}
+    return {t for t in made & later if storage[t] == t and t not in viewed and graph.tensors[t].bytes}
 
 
 def kept_throughout(graph: Graph) -> list[int]:

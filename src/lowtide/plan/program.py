@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Drop", "Instruction", "Program", "Run"]
+__all__ = ["Drop", "Fetch", "Instruction", "Program", "Run", "Send"]
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="run", gc=False):
@@ -28,7 +28,22 @@ class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", 
     tensors: tuple[int, ...]
 
 
-Instruction = Run | Drop
+class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="send", gc=False):
+    """Start to copy a tensor, with all of its storage, to the host.
+
+    It stays on the device until it is dropped, and the drop waits for the copy to end.
+    """
+
+    tensor: int
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fetch", gc=False):
+    """Start to copy a tensor back from the host: its memory is taken here, and who reads it first waits."""
+
+    tensor: int
+
+
+Instruction = Run | Drop | Send | Fetch
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
-from lowtide.plan.program import Drop, Program, Run
+from lowtide.plan.program import Program, Run
 
 __all__ = ["RANDOM_STATE_BYTES", "simulate"]
 
@@ -40,9 +40,8 @@ def simulate(
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before
-        if isinstance(instruction, Drop):
-            for dropped in instruction.tensors:
-                memory.release(dropped)
+        if not isinstance(instruction, Run):
+            memory.move(instruction)
             continue
         passing = memory.run(instruction)
         if instruction.op in states:

@@ -2,9 +2,9 @@ import pytest
 
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
+from lowtide.plan.check import check
 from lowtide.plan.plain import store_all
 from lowtide.plan.program import Drop, Program, Run
-from lowtide.plan.whole import refuse_unfit
 
 GRAPH = Graph(
     (
@@ -22,23 +22,23 @@ GRAPH = Graph(
 
 
 def test_the_plain_program_fits():
-    refuse_unfit(GRAPH, store_all(GRAPH))
+    check(GRAPH, store_all(GRAPH))
 
 
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (Program((Run(0),), (Run(2),)), "never runs 1 operators of the step, 'count'"),
+        (Program((Run(0),), (Run(2),)), "forward part, which never ran 'count'"),
         (Program((Run(0), Run(1)), (Run(7),)), "runs operator 7; the step has 3"),
         (Program((Run(0), Run(1), Run(2))), "of backward in the forward part"),
-        (Program((Run(1),), (Run(0), Run(2))), "'f' of forward in the backward part alone"),
+        (Program((Run(1),), (Run(0), Run(2))), "forward part, which never ran 'f'"),
         (Program((Run(0), Run(1), Run(1)), (Run(2),)), "again, which changes its input"),
         (Program((Run(0), Run(1), Drop((9,))), (Run(2),)), "drops tensor 9"),
         (Program((Run(0), Run(1), Drop((1,))), (Run(2),)), "drops 'w', which must stay"),
-        (Program((Run(0), Run(1), Drop((2,))), (Run(2),)), "reads 'y', which the program does not hold"),
+        (Program((Run(0), Run(1), Drop((2,))), (Run(2),)), "'g' reads 'y', which is not there"),
         (Program((Run(0, in_place=4), Run(1)), (Run(2),)), "writes over input 4"),
     ],
 )
 def test_what_does_not_fit_is_named(program, said):
     with pytest.raises(PlanError, match=said):
-        refuse_unfit(GRAPH, program)
+        check(GRAPH, program)

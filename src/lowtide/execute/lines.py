@@ -1,0 +1,211 @@
+"""The instructions of a Program, prepared so that running one is a few lookups and a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.joint import Joint
+from lowtide.capture.updates import without_update
+from lowtide.execute.in_place import in_place_variant
+from lowtide.execute.random_state import random_state, replayed
+from lowtide.execute.transfer import Form, Transfers
+from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
+
+__all__ = ["Frame", "Line", "Running", "prepared"]
+
+
+class Frame:
+    """What a part of a Program works on: tensors, random states, bytes on the host, copies under way."""
+
+    __slots__ = ("hosts", "incoming", "outgoing", "sent", "states", "table", "transfers")
+
+    def __init__(self, tensors: int, states: list[torch.Tensor | None], transfers: Transfers | None) -> None:
+        self.table: list[Any] = [None] * tensors
+        self.states = states
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.sent: dict[int, tuple[Any, Form]] = {}
+        """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""
+        self.outgoing: dict[int, Any] = {}
+        self.incoming: dict[int, Any] = {}
+        self.transfers = transfers
+
+    def clear(self) -> None:
+        """Let go of everything, once nothing is under way."""
+        if self.transfers is not None:
+            self.transfers.settle()
+        for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
+            part.clear()
+
+
+class Line:
+    """One prepared instruction."""
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Change the frame as the instruction says."""
+        raise NotImplementedError(f"{type(self).__name__}: {len(frame.table)} tensors")
+
+
+class _Dropping(Line):
+    """Clears places of the table; what is still being copied is waited for."""
+
+    __slots__ = ("tensors", "travelling")
+
+    def __init__(self, tensors: tuple[int, ...], travelling: tuple[int, ...]) -> None:
+        self.tensors, self.travelling = tensors, travelling
+
+    def __call__(self, frame: Frame) -> None:
+        for tensor in self.travelling:
+            assert frame.transfers is not None
+            frame.transfers.wait(frame.outgoing.pop(tensor, None))
+            frame.transfers.wait(frame.incoming.pop(tensor, None))
+        table = frame.table
+        for tensor in self.tensors:
+            table[tensor] = None
+
+
+class _Sending(Line):
+    """Starts a copy to the host."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        value = frame.table[self.tensor]
+        host, ticket = frame.transfers.send(value)
+        frame.hosts[self.tensor] = host
+        frame.sent[self.tensor] = ticket, Form.of(value)
+        frame.outgoing[self.tensor] = ticket
+
+
+class _Fetching(Line):
+    """Takes memory and starts a copy from the host."""
+
+    __slots__ = ("last", "tensor")
+
+    def __init__(self, tensor: int, last: bool) -> None:
+        self.tensor, self.last = tensor, last
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        host, (sent, form) = frame.hosts[self.tensor], frame.sent[self.tensor]
+        value, ticket = frame.transfers.fetch(host, sent, form)
+        frame.table[self.tensor] = value
+        frame.incoming[self.tensor] = ticket
+        if self.last:
+            del frame.hosts[self.tensor]
+
+
+class Running(Line):
+    """Calls an operator with its arguments filled in, and puts the results into the table."""
+
+    __slots__ = (
+        "args", "awaited", "fill", "function", "kwargs", "op", "outputs", "several", "state", "store_state"
+    )  # fmt: skip
+
+    def __init__(
+        self, joint: Joint, run: Run, state: int | None, first: bool, awaited: tuple[int, ...]
+    ) -> None:
+        call = joint.calls[run.op]
+        self.op = run.op
+        self.function = call.target if run.in_place is None else in_place_variant(call.target)
+        self.args, self.kwargs = list(call.args), dict(call.kwargs)
+        self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
+        op = joint.graph.ops[run.op]
+        if not first and "updates" in op.attributes:
+            updates = {op.inputs[k] for k in op.attributes["updates"]}
+            likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
+            self.function = without_update(self.function, list(likes), list(likes.values()))
+            self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
+        self.outputs, self.several = call.results, call.several
+        self.state = state
+        self.store_state = first
+        self.awaited = awaited
+
+    def __call__(self, frame: Frame) -> None:
+        """Run the operator."""
+        table = frame.table
+        for tensor in self.awaited:
+            assert frame.transfers is not None
+            frame.transfers.wait(frame.incoming.pop(tensor, None))
+        args, kwargs = self.args.copy(), self.kwargs
+        for position, tensor, items in self.fill[0]:
+            args[position] = table[tensor] if items is None else _filled(items, table)
+        if self.fill[1]:
+            kwargs = kwargs.copy()
+            for name, tensor, items in self.fill[1]:
+                kwargs[name] = table[tensor] if items is None else _filled(items, table)
+        if self.state is None:
+            result = self.function(*args, **kwargs)
+        elif self.store_state:
+            frame.states[self.state] = random_state(args, kwargs)
+            result = self.function(*args, **kwargs)
+        else:
+            state = frame.states[self.state]
+            assert state is not None
+            with replayed(state, args, kwargs):
+                result = self.function(*args, **kwargs)
+        if not self.several:
+            tensor = self.outputs[0]
+            if tensor >= 0 and table[tensor] is None:
+                table[tensor] = result
+            return
+        for tensor, value in zip(self.outputs, result, strict=True):
+            if tensor >= 0 and table[tensor] is None:
+                table[tensor] = value
+
+
+def prepared(joint: Joint, program: Program, states: Sequence[int]) -> tuple[list[Line], list[Line]]:
+    """Both parts of a Program; ``states`` are the random operators whose state is kept."""
+    place = {op: k for k, op in enumerate(states)}
+    last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
+    seen: set[int] = set()
+    out: set[int] = set()
+    coming: dict[int, int] = {}
+    """Tensors under way to the device, by the storage that arrives with them."""
+    storages = joint.graph.storages() if last else []
+    lines: list[Line] = []
+
+    def line_of(position: int, line: Instruction) -> Line:
+        if isinstance(line, Send):
+            out.add(line.tensor)
+            return _Sending(line.tensor)
+        if isinstance(line, Fetch):
+            coming[storages[line.tensor]] = line.tensor
+            return _Fetching(line.tensor, last[line.tensor] == position)
+        if isinstance(line, Drop):
+            travelling = tuple(t for t in line.tensors if t in out or t in coming.values())
+            out.difference_update(travelling)
+            for tensor in travelling:
+                coming.pop(storages[tensor] if storages else tensor, None)
+            return _Dropping(line.tensors, travelling)
+        read = {storages[t] for t in joint.graph.ops[line.op].inputs} if coming else set()
+        awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
+        first = line.op not in seen
+        seen.add(line.op)
+        return Running(joint, line, place.get(line.op), first, awaited)
+
+    lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
+    cut = len(program.forward)
+    return lines[:cut], lines[cut:]
+
+
+def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, int, list[Any] | None]]:
+    """Which arguments are tensors, or lists with tensors in them: place, tensor, and the list."""
+    for place, value in arguments:
+        if isinstance(value, fx.Node):
+            yield place, joint.tensor_of[value], None
+        elif isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
+            yield place, -1, [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
+
+
+def _filled(items: list[Any], table: list[Any]) -> list[Any]:
+    return [table[item[0]] if type(item) is tuple else item for item in items]

@@ -1,0 +1,161 @@
+"""Copies to the host and back, beside the computation.
+
+On CUDA each direction has a stream of its own and memory on the host is pinned, from PyTorch's own pool. Two
+rules keep memory safe: what is being sent is not given back before its copy has ended, and what is being
+fetched is not written before everything that used its memory earlier has ended. On the CPU a thread for each
+direction copies to memory that PyTorch's allocator does not count, so that everything can be tested anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lowtide.errors import RunError
+from lowtide.units import format_bytes
+
+__all__ = ["Form", "Transfers", "transfers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a tensor lies in its storage."""
+
+    storage_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> Form:
+        """That of a tensor, which may be a fake one."""
+        size = int(value.untyped_storage().nbytes())
+        strides = tuple(int(d) for d in value.stride())
+        return cls(
+            size, value.dtype, tuple(int(d) for d in value.shape), strides, int(value.storage_offset())
+        )
+
+    def over(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor whose storage is that of these bytes."""
+        empty = torch.empty(0, dtype=self.dtype, device=flat.device)
+        return empty.set_(flat.untyped_storage(), self.offset, self.shape, self.strides)
+
+
+class Transfers(ABC):
+    """Two lanes of copies beside the computation. What is under way is known by a ticket."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start to copy a tensor's storage; the bytes on the host, and a ticket for the copy."""
+
+    @abstractmethod
+    def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
+        """Take memory on the device and start to copy into it; the tensor, and a ticket for the copy."""
+
+    @abstractmethod
+    def wait(self, ticket: Any) -> None:
+        """What the computation does from here on comes after the copy."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Return once nothing is under way."""
+
+
+def transfers(device: torch.device) -> Transfers:
+    """The lanes of a device."""
+    return _CudaTransfers(device) if device.type == "cuda" else _CpuTransfers()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage that a tensor is on."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+class _CpuTransfers(Transfers):
+    def __init__(self) -> None:
+        self._out = ThreadPoolExecutor(1, thread_name_prefix="lowtide-to-host")
+        self._in = ThreadPoolExecutor(1, thread_name_prefix="lowtide-to-device")
+
+    def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        flat = _bytes_of(tensor)
+        host = _unpinned(flat.numel())
+        return host, self._out.submit(_copy, [host, flat])
+
+    def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
+        flat = torch.empty(form.storage_bytes, dtype=torch.uint8)
+        return form.over(flat), self._in.submit(_copy, [flat, host], sent)
+
+    def wait(self, ticket: Future[None] | None) -> None:
+        if ticket is not None:
+            ticket.result()
+
+    def settle(self) -> None:
+        for lane in (self._out, self._in):
+            lane.submit(int).result()
+
+
+def _copy(pair: list[torch.Tensor], after: Future[None] | None = None) -> None:
+    """Copy the second tensor to the first, and hold neither once the copy is known to have ended."""
+    if after is not None:
+        after.result()
+    source, target = pair.pop(), pair.pop()
+    target.copy_(source)
+
+
+class _CudaTransfers(Transfers):
+    def __init__(self, device: torch.device) -> None:
+        cuda: Any = torch.cuda
+        self._device = device
+        self._out, self._in = cuda.Stream(device), cuda.Stream(device)
+
+    def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        flat = _bytes_of(tensor)
+        host = self._pinned(flat.numel())
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._out):
+            host.copy_(flat, non_blocking=True)
+        return host, self._out.record_event()
+
+    def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
+        flat = torch.empty(form.storage_bytes, dtype=torch.uint8, device=self._device)
+        if sent is not None:
+            self._in.wait_event(sent)
+        self._in.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._in):
+            flat.copy_(host, non_blocking=True)
+        return form.over(flat), self._in.record_event()
+
+    def wait(self, ticket: Any) -> None:
+        if ticket is not None:
+            torch.cuda.current_stream(self._device).wait_event(ticket)
+
+    def settle(self) -> None:
+        self._out.synchronize()
+        self._in.synchronize()
+
+    def _pinned(self, size: int) -> torch.Tensor:
+        """Pinned memory; where the host has none left, once what is under way has ended; else plain."""
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            self.settle()
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            return _unpinned(size)
+
+
+def _unpinned(size: int) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.empty(size, dtype=np.uint8))
+    except MemoryError as error:
+        raise RunError(
+            f"the host has no {format_bytes(size)} left to keep a tensor in; plan without offload "
+            "(--only recompute), or free memory on the host"
+        ) from error
