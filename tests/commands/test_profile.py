@@ -249,7 +249,7 @@ def refused(*arguments, capsys):
 
 BAD = {
     "not_a_scalar": "must be a single number",
-    "wrong_shape": "cannot be captured",
+    "wrong_shape": "the step fails on these inputs",
     "breaks": "own.py:20: the step cannot be captured as one graph",
     "in_pieces": "cannot be captured as one graph",
     "no_parameters": "no backward pass",

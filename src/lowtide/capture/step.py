@@ -64,6 +64,13 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
 def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
     """A backend that reads the joint graph, or that of forward alone, and stops."""
     leaves = leaves_of(module)
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in inputs):
+        raise_through(
+            CaptureError(
+                "the step is on the meta device, where torch does not trace every backward; build it on "
+                "cpu or cuda: capture itself runs nothing and allocates nothing"
+            )
+        )
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> NoReturn:
         raise _Done(read_joint(as_eager(joint), num_fwd_outputs, leaves))

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from rich.console import Console
 
-from lowtide.errors import ToolError
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
 
 __all__ = [
-    "INSTALL_TORCH",
     "Choice",
     "check_kind",
     "console",
     "default_sort",
     "json_option",
-    "needs_torch",
     "print_json",
     "select",
     "table_options",
 ]
-
-INSTALL_TORCH = 'pip install "lowtide[torch]"'
 
 _PIPE_WIDTH = 160
 
@@ -55,17 +49,6 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
-@contextlib.contextmanager
-def needs_torch(what: str) -> Iterator[None]:
-    """Imports inside that fail because torch is missing or broken become an error that says how to get it."""
-    try:
-        yield
-    except ImportError as error:
-        raise ToolError(
-            f"{what} needs PyTorch, which cannot be imported ({error}): {INSTALL_TORCH}"
-        ) from error
 
 
 def table_options(command: Any) -> Any:

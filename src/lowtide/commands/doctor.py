@@ -14,9 +14,10 @@ import click
 import msgspec
 
 from lowtide import __version__
-from lowtide.commands.common import INSTALL_TORCH, Choice, json_option, needs_torch, print_json
+from lowtide.commands.common import Choice, json_option, print_json
 from lowtide.cost.device import Device, cache_folder, load_device, store_device
 from lowtide.errors import FileError, ToolError
+from lowtide.needs import INSTALL_TORCH, needs_torch
 from lowtide.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["doctor"]

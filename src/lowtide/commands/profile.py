@@ -11,12 +11,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowtide.commands.common import Choice, json_option, needs_torch, print_json
+from lowtide.commands.common import Choice, json_option, print_json
 from lowtide.cost import Step
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import cache_folder, load_device, store_device
 from lowtide.errors import FileError
 from lowtide.formats.registry import write_file
+from lowtide.needs import needs_torch
 from lowtide.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

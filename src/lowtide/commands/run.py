@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import json_option, needs_torch, print_json
+from lowtide.commands.common import json_option, print_json
 from lowtide.documents import read_document, write_document
 from lowtide.graph import Graph
+from lowtide.needs import needs_torch
 from lowtide.plan.check import check
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -11,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_leaves
 
 from lowtide.capture.joint import Joint
+from lowtide.capture.refusal import translated
+from lowtide.capture.step import capture
 from lowtide.cost import Cost, Note, NoteKind, Span, Step, validate_step
 from lowtide.cost.cache import CostCache
 from lowtide.cost.device import Device, Environment
@@ -56,7 +59,9 @@ def measured_profile(
     owner saves it.
     """
     with _untouched(example):
-        captured = _capture(function, example, trains)
+        captured = _compiled(function, example, trains)
+        if trains:
+            _check_loss(captured.joint)
         graph = captured.joint.graph
         targets = [call.target for call in captured.joint.calls]
         found = measure(graph, targets, captured.run, cache=cache, time_limit=time_limit, progress=progress)
@@ -70,8 +75,11 @@ def estimated_profile(
     function: Callable[..., Any], example: Sequence[Any], device: Device, *, trains: bool = True
 ) -> Profile:
     """The step ``function(*example)``, every operator estimated; none is run."""
-    with _untouched(example):
-        graph = _capture(function, example, trains).joint.graph
+    with _untouched(example), _in_the_users_terms(), _gradients(trains):
+        joint = capture(function, *example).joint
+    if trains:
+        _check_loss(joint)
+    graph = joint.graph
     return Profile(_step(graph, estimate(graph, device), device.environment))
 
 
@@ -94,7 +102,7 @@ def _step(
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _Compiled:
     """A step, and how to run it once with a marker."""
 
     joint: Joint
@@ -110,8 +118,8 @@ class _Stop(Marker):
         raise _Enough(op)
 
 
-def _capture(function: Callable[..., Any], example: Sequence[Any], trains: bool) -> _Captured:
-    """The step as one graph; nothing of it has run."""
+def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool) -> _Compiled:
+    """The step as one graph that can be run, which capture alone does not give; nothing of it has run."""
     made: list[Interpreter] = []
 
     def seen(interpreter: Interpreter) -> None:
@@ -122,26 +130,18 @@ def _capture(function: Callable[..., Any], example: Sequence[Any], trains: bool)
     compiled = torch.compile(_fresh(function), backend=backend, dynamic=False, fullgraph=True)
 
     def once() -> None:
-        with torch.enable_grad() if trains else torch.no_grad():
+        with _gradients(trains):
             result = compiled(*example)
-        if trains:
-            _scalar(result).backward()
+        if not trains:
+            return
+        if not isinstance(result, torch.Tensor):
+            raise RunError(
+                f"the loss must be a tensor to have a backward pass; it is a {type(result).__name__}"
+            )
+        result.backward()  # type: ignore[no-untyped-call]
 
-    try:
+    with _in_the_users_terms(), contextlib.suppress(_Enough):
         once()
-    except _Enough:
-        pass
-    except BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, LowtideError):
-            raise error.inner_exception from None
-        raise CaptureError(f"the step cannot be captured: {_first_line(error.inner_exception)}") from error
-    except LowtideError:
-        raise
-    except Exception as error:  # the user's own code, or torch's tracing of it
-        stack = getattr(error, "real_stack", None)
-        where = f"{stack[-1].filename}:{stack[-1].lineno}: " if stack else ""
-        said = f"{type(error).__name__}: {_first_line(error)}"
-        raise CaptureError(f"{where}the step cannot be captured as one graph: {said}") from error
     if len(made) != 1:
         raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
 
@@ -156,7 +156,7 @@ def _capture(function: Callable[..., Any], example: Sequence[Any], trains: bool)
         finally:
             made[0].marker = None
 
-    return _Captured(made[0].joint, run)
+    return _Compiled(made[0].joint, run)
 
 
 def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,17 +174,32 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return twin
 
 
-def _scalar(result: Any) -> Any:
-    if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        what = (
-            f"a tensor of shape {tuple(result.shape)}"
-            if isinstance(result, torch.Tensor)
-            else repr(type(result))
-        )
-        raise RunError(f"the loss must be a single number to have a backward pass; it is {what}")
-    if not result.requires_grad:
+def _gradients(wanted: bool) -> contextlib.AbstractContextManager[None]:
+    return torch.enable_grad() if wanted else torch.no_grad()
+
+
+def _check_loss(joint: Joint) -> None:
+    """Refuse what has no backward pass of its own, before anything runs."""
+    if not joint.tangents:
         raise RunError("the loss does not depend on any parameter: there is no backward pass")
-    return result
+    results = [joint.graph.tensors[t] for t in joint.tangents]
+    if len(results) > 1 or math.prod(results[0].shape or ()) != 1:
+        what = " and ".join(f"a tensor of shape {one.shape}" for one in results)
+        raise RunError(f"the loss must be a single number to have a backward pass; it is {what}")
+
+
+@contextlib.contextmanager
+def _in_the_users_terms() -> Iterator[None]:
+    """What torch, or the user's own code, raises inside becomes a CaptureError with the line."""
+    try:
+        yield
+    except LowtideError:
+        raise
+    except TorchDynamoException as error:
+        raise translated(error) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        raise CaptureError(f"the step cannot be captured as one graph: {said}") from error
 
 
 def _first_line(error: BaseException | None) -> str:
