@@ -115,8 +115,8 @@ def main() -> None:
         print(f"{name}: {phases[0]} forward, {phases[1]} backward operators, peak {peak.peak_bytes:,} bytes")
     print()
     print(f"{'':41} {'Chainer':25} PyTorch")
-    for what, a, b in rows:
-        print(f"{what:41} {a:25} {b}")
+    for what, chainer, pytorch in rows:
+        print(f"{what:41} {chainer:25} {pytorch}")
 
 
 if __name__ == "__main__":

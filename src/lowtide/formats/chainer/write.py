@@ -16,13 +16,22 @@ __all__ = ["write"]
 
 
 def write(step: Step) -> Written:
-    """The text; a step that was read from this format comes back byte for byte."""
+    """The text; a step that was read from this format comes back byte for byte.
+
+    Where backward has values that are no gradients of variables, forward alone is written.
+    """
     graph = step.graph
     if not graph.ordered:
         raise ConvertError("a Chainer graph needs to know who reads what; this document does not say it")
-    numbers = _numbers(step)
     own = _is_own(step)
     ops = [op for op in graph.ops if op.phase is not Phase.UPDATE and not _makes_leaves(graph, op)]
+    dropped = sum(op.phase is not Phase.UPDATE for op in graph.ops) - len(ops)
+    left_out = _backward_left_out(graph, ops)
+    if left_out:
+        ops = [op for op in ops if op.phase is Phase.FORWARD]
+        if not ops:
+            raise ConvertError(f"a Chainer graph cannot hold this step: {left_out}")
+    numbers = _numbers(step, ops if left_out else None)
     ranks = {} if own else _ranks(ops)
     records = [_record(graph, op, numbers, ranks) for op in ops]
     records = [records[k] for k in _record_order(step, len(records))]
@@ -33,17 +42,40 @@ def write(step: Step) -> Written:
     )
     holds = {Part.PORTS, Part.SHAPE_ONLY, Part.ROLES, Part.PHASES}
     losses = losses_of(step, holds | {Part.EXTRAS, Part.NAMES} if own else holds)
-    losses += () if own else _changed(graph)
-    dropped = sum(op.phase is not Phase.UPDATE for op in graph.ops) - len(ops)
+    losses += () if own else _changed(graph, bool(left_out))
     if dropped:
         losses += (f"{dropped} operators that only provide leaves",)
+    if left_out:
+        losses += (left_out,)
     return Written((head + variables + "".join(records)).encode(), losses)
 
 
-def _changed(graph: Graph) -> tuple[str, ...]:
+def _backward_left_out(graph: Graph, ops: list[Op]) -> str:
+    """Why backward cannot be written, if it cannot: a Chainer graph has nothing but gradients there."""
+    backward = [op for op in ops if op.phase is Phase.BACKWARD]
+    made = {t for op in backward for t in op.outputs}
+    odd = [t for t in sorted(made) if not _is_gradient(graph, t)]
+    given = {t for op in backward for t in op.reads} - made
+    odd += [t for t in sorted(given) if graph.tensors[t].role is Role.GRADIENT and not _is_gradient(graph, t)]
+    if not odd:
+        return ""
+    first = graph.tensors[odd[0]].label
+    return (
+        f"all {len(backward)} operators of backward and what they write: {len(odd)} values there, {first!r} "
+        "the first, are the gradient of no variable"
+    )
+
+
+def _is_gradient(graph: Graph, tensor: int) -> bool:
+    """Whether it is the gradient of a variable, and not of another gradient."""
+    owner = graph.tensors[tensor].gradient_of
+    return owner is not None and graph.tensors[owner].gradient_of is None
+
+
+def _changed(graph: Graph, forward_only: bool) -> tuple[str, ...]:
     """What is written, but read back as something else."""
     forward = sum(len(op.shape_only) for op in graph.ops if op.phase is Phase.FORWARD)
-    owners = [t.gradient_of for t in graph.tensors if t.gradient_of is not None]
+    owners = [] if forward_only else [t.gradient_of for t in graph.tensors if t.gradient_of is not None]
     merged = len(owners) - len(set(owners))
     roles = {Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.GRADIENT}
     other = sorted({t.role.value for t in graph.tensors if t.role not in roles})
@@ -81,10 +113,16 @@ def _makes_leaves(graph: Graph, op: Op) -> bool:
     return not op.inputs and all(graph.tensors[t].role in RESIDENT_ROLES for t in op.outputs)
 
 
-def _numbers(step: Step) -> dict[int, int]:
-    """An id for every variable: gradients have none, they are named after what they are the gradient of."""
+def _numbers(step: Step, ops: list[Op] | None) -> dict[int, int]:
+    """An id for every variable: gradients have none, they are named after what they are the gradient of.
+
+    Where only some operators are written, what none of them touches is left out, but for leaves.
+    """
     tensors = step.graph.tensors
     chosen = [k for k, t in enumerate(tensors) if t.gradient_of is None]
+    if ops is not None:
+        touched = {t for op in ops for t in (*op.inputs, *op.outputs)}
+        chosen = [k for k in chosen if k in touched or tensors[k].role in RESIDENT_ROLES]
     if _is_own(step):
         return {k: int(tensors[k].id) for k in chosen}
     return {k: number for number, k in enumerate(chosen)}
@@ -149,25 +187,14 @@ def _record(graph: Graph, op: Op, numbers: dict[int, int], ranks: dict[str, int]
 def _number(graph: Graph, tensor: int, numbers: dict[int, int]) -> int:
     """The id of a variable, or for a gradient that of what it is the gradient of."""
     owner = graph.tensors[tensor].gradient_of
-    variable = tensor if owner is None else owner
-    if variable not in numbers:
-        label = graph.tensors[tensor].label
-        raise ConvertError(f"{label!r} is the gradient of a gradient: a Chainer graph has none")
-    return numbers[variable]
+    return numbers[tensor if owner is None else owner]
 
 
 def _produced(graph: Graph, op: Op, tensor: int, numbers: dict[int, int]) -> str:
     found = graph.tensors[tensor]
-    if op.phase is Phase.FORWARD:
-        if found.gradient_of is None:
-            return f"{numbers[tensor]}\n"
+    if op.phase is Phase.FORWARD and found.gradient_of is not None:
         raise ConvertError(
             f"forward operator {op.label!r} writes {found.label!r}, a gradient: "
             "a Chainer graph has gradients in backward only"
-        )
-    if found.gradient_of is None:
-        raise ConvertError(
-            f"backward operator {op.label!r} writes {found.label!r}, which is the gradient of no variable: "
-            "a Chainer graph has no other values in backward"
         )
     return f"{_number(graph, tensor, numbers)}\n"

@@ -9,6 +9,7 @@ from lowtide.cost import Span, Step
 from lowtide.errors import ConvertError
 from lowtide.formats.base import Written
 from lowtide.formats.losses import Part, losses_of
+from lowtide.formats.megengine.params import param_of
 from lowtide.graph import RESIDENT_ROLES, Op, Phase, Role, Tensor
 
 __all__ = ["own_sections", "write"]
@@ -29,8 +30,9 @@ def write(step: Step) -> Written:
         raise ConvertError("a MegEngine profile needs to know who reads what; this document does not say it")
     own = own_sections(step)
     more = own.get("more", {})
-    variables = {t.id: _variable(t, bool(own)) for t in graph.tensors}
-    operators = {op.id: _operator(step, op, bool(own)) for op in graph.ops} | own.get("idle", {})
+    shaped_by = {} if own else {t: op for op in reversed(graph.ops) for t in op.outputs}
+    variables = {t.id: _variable(step, k, shaped_by.get(k), bool(own)) for k, t in enumerate(graph.tensors)}
+    operators = {op.id: _operator(step, k, bool(own)) for k, op in enumerate(graph.ops)} | own.get("idle", {})
     document = {
         **own.get("top", {}),
         "profiler": {
@@ -74,8 +76,10 @@ def own_sections(step: Step) -> dict[str, dict[str, Any]]:
     return own if sound and all(isinstance(part, dict) for part in parts) else {}
 
 
-def _variable(tensor: Tensor, own: bool) -> dict[str, Any]:
-    record: dict[str, Any] = {} if own else _blank_variable(tensor)
+def _variable(step: Step, position: int, producer: Op | None, own: bool) -> dict[str, Any]:
+    tensor = step.graph.tensors[position]
+    inputs = [step.graph.tensors[t].id for t in producer.inputs if t != position] if producer else []
+    record: dict[str, Any] = {} if own else _blank_variable(tensor, inputs)
     record |= tensor.attributes if own else {}
     record |= {"name": tensor.name if own else tensor.label, "id": tensor.id, "node_type": "var"}
     record["comp_node"] = tensor.device
@@ -84,11 +88,15 @@ def _variable(tensor: Tensor, own: bool) -> dict[str, Any]:
     return record
 
 
-def _blank_variable(tensor: Tensor) -> dict[str, Any]:
+def _blank_variable(tensor: Tensor, inputs: list[str]) -> dict[str, Any]:
     shape = None if tensor.shape is None else list(tensor.shape)
+    shaped = [{"dep_type": "SHAPE", "var": one} for one in inputs]
     tags = {
-        name: {"deps": [], "inferred_result": result, "infer_type": kind, "node_type": "static_infer_tag"}
-        for name, result, kind in (("VALUE", None, "NO_DESC"), ("SHAPE", shape, "CONST"))
+        name: {"deps": deps, "inferred_result": result, "infer_type": kind, "node_type": "static_infer_tag"}
+        for name, deps, result, kind in (
+            ("VALUE", [], None, "NO_DESC"),
+            ("SHAPE", shaped, shape, "MISSING_INP" if shaped else "CONST"),
+        )
     }
     plan = None
     if tensor.role in _PERSISTENT and shape is not None:
@@ -121,9 +129,10 @@ def _strides(shape: list[int]) -> list[int]:
     return strides[::-1]
 
 
-def _operator(step: Step, op: Op, own: bool) -> dict[str, Any]:
-    tensors = step.graph.tensors
-    record: dict[str, Any] = {"waiting_spec": {}, "extra": {}}
+def _operator(step: Step, position: int, own: bool) -> dict[str, Any]:
+    op, tensors = step.graph.ops[position], step.graph.tensors
+    extra = {"dfs_step_num": position, "input_update_time": position if op.inputs else 0, "priority": 0}
+    record: dict[str, Any] = {"waiting_spec": {}, "extra": extra}
     if own:
         record = {key: value for key, value in op.attributes.items() if key != "footprint"}
     return record | {
@@ -154,7 +163,7 @@ def _shapes(step: Step, op: Op) -> dict[str, Any]:
     tensors = step.graph.tensors
     ends = {"in_shapes": op.inputs, "out_shapes": op.outputs}
     shapes = {name: [list(tensors[t].shape or ()) for t in end] for name, end in ends.items()}
-    return {"param": {}, **shapes}
+    return {"param": param_of(op), **shapes}
 
 
 def _traffic(step: Step, op: Op) -> int:
