@@ -301,6 +301,21 @@ def test_a_function_of_ones_own_is_profiled(own, tmp_path):
     assert products == [2 * 2 * 8 * 4] * 2
 
 
+@pytest.mark.parametrize("options", [("--time-limit", "0"), ("--cost", "estimated")])
+def test_an_update_belongs_to_the_step(options, tmp_path):
+    view = profile(zoo.small("locallyconnected"), tmp_path / "a.json", *options)
+    counts = shown("show", tmp_path / "a.json")["ops"]
+    assert counts["update"] == 7
+    assert sum(counts.values()) == view["operators"]
+    rows = shown("top", tmp_path / "a.json", "--filter", "^update_", "--limit", "0")["rows"]
+    assert {row["kind"] for row in rows} == {"aten.add_"}
+    assert all(row["seconds"] is not None and row["flop"] for row in rows)
+    parameters = sum(
+        t.bytes for t in read_file(tmp_path / "a.json").step.graph.tensors if t.role.value == "parameter"
+    )
+    assert sum(row["bytes"] for row in rows) == 3 * parameters
+
+
 def test_inference_is_a_step_without_backward(own, tmp_path):
     view = profile(f"{own}:frozen", tmp_path / "a.json")
     assert shown("show", tmp_path / "a.json")["ops"] == {"forward": view["operators"]}

@@ -1,5 +1,8 @@
+import itertools
+
 import pytest
 import torch
+from torch import nn
 
 from lowtide import zoo
 from lowtide.execute.backend import PROGRAMS
@@ -17,7 +20,9 @@ def _fresh():
 @pytest.mark.parametrize("name", FAST)
 def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
     built = zoo.build(zoo.small(name))
-    found = compare(built.model, built.batch, built.loss, PROGRAMS[program], trains=built.trains, repeats=1)
+    planner = PROGRAMS[program]
+    options = {"trains": built.trains, "update": built.ending, "repeats": 1}
+    found = compare(built.model, built.batch, built.loss, planner, **options)
     assert found.loss_equal
     assert found.bitwise
     assert found.max_rel_grad_diff == 0
@@ -29,6 +34,34 @@ def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
 def test_the_model_is_left_as_it_was():
     built = zoo.build(zoo.small("locallyconnected"))
     before = {name: value.clone() for name, value in built.model.state_dict().items()}
-    compare(built.model, built.batch, built.loss, PROGRAMS["plain"], repeats=1)
+    compare(built.model, built.batch, built.loss, PROGRAMS["plain"], update=built.ending, repeats=1)
     assert all(torch.equal(before[name], value) for name, value in built.model.state_dict().items())
     assert all(p.grad is None for p in built.model.parameters())
+
+
+def small_step():
+    model = nn.Linear(40, 30)
+    return model, (torch.randn(2, 40),), lambda model, x: model(x).square().sum()
+
+
+def test_parameters_that_differ_after_the_update_are_noticed():
+    rates = itertools.count(1)
+    found = compare(*small_step(), PROGRAMS["plain"], update=lambda m: zoo.sgd(m, next(rates)), repeats=1)
+    assert found.loss_equal
+    assert found.max_rel_grad_diff == 0
+    assert not found.bitwise
+
+
+def test_a_peak_inside_the_update_is_predicted():
+    def update(model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                scaled = torch.stack([parameter.grad * k for k in range(20)])
+                parameter.sub_(scaled.sum(0), alpha=0.1)
+
+    found = compare(*small_step(), PROGRAMS["plain"], update=update, repeats=1)
+    plain = compare(*small_step(), PROGRAMS["plain"], repeats=1)
+    assert found.bitwise
+    assert found.measured.peak_bytes > plain.measured.peak_bytes + 20 * 40 * 30 * 4
+    assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    assert found.operators == found.runs > plain.operators

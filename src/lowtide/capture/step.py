@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
+from lowtide.capture.ending import Update, read_update
 from lowtide.capture.joint import Joint, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
@@ -28,6 +29,16 @@ class Captured:
 
     step: Step
     joint: Joint
+    """Forward and backward."""
+    update: Update | None = None
+
+    def with_update(self, model: nn.Module, update: Callable[[nn.Module], None]) -> Captured:
+        """The step with the update that ends it: ``update(model)`` changes parameters by their gradients.
+
+        The model is the one that was captured; it stays as it is.
+        """
+        read = read_update(self.joint, model, update)
+        return Captured(Step(read.graph, format="capture"), self.joint, read)
 
 
 class _Done(ShortenTraceback):

@@ -96,7 +96,8 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += [value] if isinstance(value, fx.Node) else []
+            parts = value if isinstance(value, list | tuple) else [value]
+            found += [part for part in parts if isinstance(part, fx.Node)]
     return found
 
 

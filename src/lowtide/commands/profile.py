@@ -85,7 +85,12 @@ def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Prof
     if fresh:
         cache = CostCache(cache.path, where, {})
     example = (built.model, *built.batch)
-    options: dict[str, Any] = {"trains": built.trains, "cache": cache, "time_limit": time_limit}
+    options: dict[str, Any] = {
+        "trains": built.trains,
+        "update": built.ending,
+        "cache": cache,
+        "time_limit": time_limit,
+    }
     try:
         with _progress(built.name) as progress:
             return measured_profile(built.loss, example, where, progress=progress, **options)
@@ -108,7 +113,8 @@ def _estimated(built: Built, kind: str) -> Profile:
             store_device(folder, device)
         except FileError as error:
             click.echo(f"the device description is not kept: {error}", err=True)
-    return estimated_profile(built.loss, (built.model, *built.batch), device, trains=built.trains)
+    example = (built.model, *built.batch)
+    return estimated_profile(built.loss, example, device, trains=built.trains, update=built.ending)
 
 
 @contextlib.contextmanager

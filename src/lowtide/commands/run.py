@@ -61,6 +61,7 @@ def run(
         built.loss,
         planner,
         trains=built.trains,
+        update=built.ending,
         seed=seed,
         repeats=repeats,
         progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
@@ -81,7 +82,8 @@ def run(
     click.echo(f"  program   {format_bytes(ours.peak_bytes):>12}  {format_seconds(ours.seconds):>12}")
     click.echo(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
-    click.echo(f"  loss, gradients and buffers: {verdict}")
+    compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"
+    click.echo(f"  loss, {compared}: {verdict}")
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:

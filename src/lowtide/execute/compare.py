@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from lowtide.capture.ending import read_update
 from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.timeline import StorageMarker
-from lowtide.graph import Recording, Timeline
+from lowtide.graph import Graph, Recording, Timeline
+from lowtide.plan.plain import with_update
 from lowtide.plan.program import Program, Run
 from lowtide.plan.simulate import simulate
 
@@ -52,6 +54,7 @@ class Comparison:
     recording: Recording
     """What the program held while it ran."""
     program: Program
+    """Of forward and backward; an update runs behind it."""
 
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide run --json`` prints them."""
@@ -74,28 +77,54 @@ class Outcome:
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    """As the update left them; none where the step has no update."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way of running the step: the loss, what ends the step, and who tells a marker about operators."""
+
+    loss: Loss
+    update: Callable[[nn.Module, Marker | None], None] | None = None
+    interpreter: Interpreter | None = None
 
 
 class _Subject:
-    """A model with its batch and loss, put back as it was after every step."""
+    """A model with its batch, put back as it was after every step."""
 
-    def __init__(self, model: nn.Module, batch: Sequence[Any], loss: Loss, trains: bool, seed: int) -> None:
-        self.model, self.batch, self.loss, self.trains, self.seed = model, tuple(batch), loss, trains, seed
+    def __init__(
+        self, model: nn.Module, batch: Sequence[Any], trains: bool, updates: bool, seed: int
+    ) -> None:
+        self.model, self.batch, self.trains, self.seed = model, tuple(batch), trains, seed
         self.device = next(iter(_tensors([*model.parameters(), *batch])), torch.empty(0)).device
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        changed = model.named_parameters() if updates else ()
+        # on the host, so that what the step has on the device does not change
+        self._parameters = {name: p.detach().to("cpu", copy=True) for name, p in changed}
 
     def reset(self) -> None:
-        """Buffers and random state as at the start, no gradients."""
+        """Parameters, buffers and random state as at the start, no gradients."""
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self._buffers[name])
+            for name, value in self._parameters.items():
+                self.model.get_parameter(name).copy_(value)
         self.model.zero_grad(set_to_none=True)
         torch.manual_seed(self.seed)
 
-    def step(self, loss: Loss) -> torch.Tensor:
-        result = loss(self.model, *self.batch)
-        if self.trains:
-            result.backward()  # type: ignore[no-untyped-call]
+    def step(self, way: _Way, marker: Marker | None = None) -> torch.Tensor:
+        if way.interpreter is not None:
+            way.interpreter.marker = marker
+        try:
+            result = way.loss(self.model, *self.batch)
+            if self.trains:
+                result.backward()  # type: ignore[no-untyped-call]
+            if way.update is not None:
+                way.update(self.model, marker)
+        finally:
+            if way.interpreter is not None:
+                way.interpreter.marker = None
         return result.detach()
 
     def outcome(self, loss: torch.Tensor) -> Outcome:
@@ -104,7 +133,10 @@ class _Subject:
             for name, p in self.model.named_parameters()
         }
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in self.model.named_buffers()}
-        return Outcome(loss.to("cpu", copy=True), gradients, buffers)
+        parameters = {
+            name: self.model.get_parameter(name).detach().to("cpu", copy=True) for name in self._parameters
+        }
+        return Outcome(loss.to("cpu", copy=True), gradients, buffers, parameters)
 
     def resident_bytes(self) -> int:
         """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
@@ -114,21 +146,17 @@ class _Subject:
         sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
         return sum(sizes.values())
 
-    def watch(self, loss: Loss) -> tuple[torch.Tensor, Allocations]:
+    def watch(self, way: _Way) -> tuple[torch.Tensor, Allocations]:
         """The step, and what it took."""
-        return self._watched(lambda _: self.step(loss))
+        return self._watched(lambda _: self.step(way))
 
-    def follow(self, loss: Loss, interpreter: Interpreter) -> tuple[StorageMarker, Allocations]:
+    def follow(self, way: _Way) -> tuple[StorageMarker, Allocations]:
         """What the step took, operator by operator and storage by storage."""
         markers: list[StorageMarker] = []
 
         def run(marker: Marker) -> None:
             markers.append(StorageMarker(marker))
-            interpreter.marker = markers[0]
-            try:
-                self.step(loss)
-            finally:
-                interpreter.marker = None
+            self.step(way, markers[0])
 
         _, found = self._watched(run)
         return markers[0], found
@@ -144,15 +172,17 @@ def compare(
     planner: Planner,
     *,
     trains: bool = True,
+    update: Callable[[nn.Module], None] | None = None,
     seed: int = 0,
     repeats: int = 5,
     progress: Progress = lambda _: None,
 ) -> Comparison:
     """Run the step both ways with the same random seed and compare what they take and what they leave.
 
-    The model is left as it was, without gradients.
+    ``update`` ends the step, if it is given: it changes the parameters by their gradients, as it stands on
+    one side and as its captured operators on the other. The model is left as it was, without gradients.
     """
-    subject = _Subject(model, batch, loss, trains, seed)
+    subject = _Subject(model, batch, trains, update is not None, seed)
     made: list[Interpreter] = []
     compiled: Loss = torch.compile(
         loss,
@@ -161,71 +191,76 @@ def compare(
         dynamic=False,
     )
     progress("eager step")
+    eagerly = _Way(loss, None if update is None else lambda model, _: update(model))
     subject.reset()
-    subject.step(loss)  # what a first step sets up once and for all
+    subject.step(eagerly)  # what a first step sets up once and for all
     subject.reset()
     resident = subject.resident_bytes()
-    result, eager = subject.watch(loss)
+    result, eager = subject.watch(eagerly)
     before = subject.outcome(result)
     progress("capturing and planning")
     subject.reset()
-    subject.step(compiled)
+    subject.step(_Way(compiled))
     interpreter = made[-1]
+    graph, program = interpreter.joint.graph, interpreter.program
+    planned = _Way(compiled, interpreter=interpreter)
+    if update is not None:
+        ending = read_update(interpreter.joint, model, update)
+        graph, program = ending.graph, with_update(ending.graph, program)
+        planned = _Way(compiled, ending.run, interpreter)
     progress("the program")
     subject.reset()
     resident = max(resident, subject.resident_bytes())
-    storages, marked = subject.follow(compiled, interpreter)
+    storages, marked = subject.follow(planned)
     timeline = storages.timeline(marked, resident)
     subject.reset()
-    result, ours = subject.watch(compiled)
+    result, ours = subject.watch(planned)
     after = subject.outcome(result)
     progress("timing both")
-    seconds = _timed(subject, [loss, compiled], repeats)
+    seconds = _timed(subject, [eagerly, planned], repeats)
     subject.reset()
     return Comparison(
         eager=Side(resident + eager.peak_bytes, seconds[0]),
         measured=Side(resident + ours.peak_bytes, seconds[1]),
-        predicted_peak_bytes=_predicted(interpreter, marked, resident),
+        predicted_peak_bytes=_predicted(graph, program, marked, resident),
         loss_equal=torch.equal(before.loss, after.loss),
         bitwise=_equal(before, after),
         max_rel_grad_diff=_largest_difference(before, after),
-        operators=len(interpreter.joint.graph.ops),
-        runs=sum(isinstance(line, Run) for line in interpreter.program.instructions),
-        recording=_recording(interpreter, timeline),
+        operators=len(graph.ops),
+        runs=sum(isinstance(line, Run) for line in program.instructions),
+        recording=_recording(graph, program, timeline),
         program=interpreter.program,
     )
 
 
-def _recording(interpreter: Interpreter, timeline: Timeline) -> Recording:
-    ops = interpreter.joint.graph.ops
-    ran = [ops[line.op].id for line in interpreter.program.instructions if isinstance(line, Run)]
+def _recording(graph: Graph, program: Program, timeline: Timeline) -> Recording:
+    ran = [graph.ops[line.op].id for line in program.instructions if isinstance(line, Run)]
     return Recording(tuple(ran), timeline)
 
 
-def _predicted(interpreter: Interpreter, marked: Allocations, resident: int) -> int:
+def _predicted(graph: Graph, program: Program, marked: Allocations, resident: int) -> int:
     """The simulated peak, with measured workspaces and with what else is on the device."""
-    graph = interpreter.joint.graph
     workspaces = [marked.workspace_bytes(k) or 0 for k in range(len(graph.ops))]
-    timeline = simulate(graph, interpreter.program, workspace_bytes=workspaces)
+    timeline = simulate(graph, program, workspace_bytes=workspaces)
     return timeline.peak_bytes + resident - timeline.resident_bytes
 
 
-def _timed(subject: _Subject, losses: Sequence[Loss], repeats: int) -> list[float]:
+def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]:
     """The median time of a step of each, taken in turns so that both meet the same machine.
 
     On a CUDA device a few steps run one after the other, as they do in training: the host prepares a step
     while the device still works on the one before.
     """
     steps = _IN_A_ROW if subject.device.type == "cuda" else 1
-    times: list[list[float]] = [[] for _ in losses]
+    times: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
-        for k, loss in enumerate(losses):
+        for k, way in enumerate(ways):
             subject.reset()
             _synchronize(subject.device)
             start = time.perf_counter()
             for _ in range(steps):
                 subject.model.zero_grad(set_to_none=True)
-                subject.step(loss)
+                subject.step(way)
             _synchronize(subject.device)
             times[k].append((time.perf_counter() - start) / steps)
     return [statistics.median(taken[1:]) for taken in times]
@@ -254,6 +289,7 @@ def _equal(a: Outcome, b: Outcome) -> bool:
         same(a.loss, b.loss)
         and all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)
         and all(same(a.buffers[name], b.buffers[name]) for name in a.buffers)
+        and all(same(a.parameters[name], b.parameters[name]) for name in a.parameters)
     )
 
 

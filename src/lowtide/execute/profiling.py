@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_leaves
 
+from lowtide.capture.ending import read_update
 from lowtide.capture.joint import Joint
 from lowtide.capture.refusal import translated
 from lowtide.capture.step import capture
@@ -31,7 +32,10 @@ from lowtide.execute.interpreter import Interpreter
 from lowtide.graph import Graph
 from lowtide.plan.plain import store_all
 
-__all__ = ["Profile", "estimated_profile", "measured_profile"]
+__all__ = ["Ending", "Profile", "estimated_profile", "measured_profile"]
+
+Ending = Callable[[nn.Module], None]
+"""An update that ends a step: changes the parameters of a model in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +52,53 @@ def measured_profile(
     environment: Environment,
     *,
     trains: bool = True,
+    update: Ending | None = None,
     cache: CostCache | None = None,
     time_limit: float = 60.0,
     progress: Progress | None = None,
 ) -> Profile:
     """The step ``function(*example)``, every operator measured, and the spans of one run.
 
-    Where ``trains``, the backward pass of the scalar that the function returns belongs to it. Gradients,
-    buffers and random state are afterwards what they were before. New figures are added to the cache, whose
-    owner saves it.
+    Where ``trains``, the backward pass of the scalar that the function returns belongs to it; ``update`` ends
+    it by changing the model that the example starts with. Parameters, gradients, buffers and random state are
+    afterwards what they were before. New figures are added to the cache, whose owner saves it.
     """
-    with _untouched(example):
+    with _untouched(example, parameters=update is not None):
         captured = _compiled(function, example, trains)
         if trains:
             _check_loss(captured.joint)
-        graph = captured.joint.graph
-        targets = [call.target for call in captured.joint.calls]
-        found = measure(graph, targets, captured.run, cache=cache, time_limit=time_limit, progress=progress)
-        spans = record(graph, captured.run)
+        ending = None if update is None else read_update(captured.joint, example[0], update)
+        graph = captured.joint.graph if ending is None else ending.graph
+        targets = [call.target for call in captured.joint.calls] + ([] if ending is None else ending.targets)
+
+        def run(marker: Marker) -> None:
+            captured.run(marker)
+            if ending is not None:
+                ending.run(example[0], marker)
+
+        found = measure(graph, targets, run, cache=cache, time_limit=time_limit, progress=progress)
+        spans = record(graph, run)
     text = f"{found.once} operators were timed on a single run, without warming up"
     notes = (Note(NoteKind.ASSUMPTION, text),) if found.once else ()
     return Profile(_step(graph, found.costs, environment, spans, notes), found)
 
 
 def estimated_profile(
-    function: Callable[..., Any], example: Sequence[Any], device: Device, *, trains: bool = True
+    function: Callable[..., Any],
+    example: Sequence[Any],
+    device: Device,
+    *,
+    trains: bool = True,
+    update: Ending | None = None,
 ) -> Profile:
     """The step ``function(*example)``, every operator estimated; none is run."""
     with _untouched(example), _in_the_users_terms(), _gradients(trains):
-        joint = capture(function, *example).joint
+        captured = capture(function, *example)
     if trains:
-        _check_loss(joint)
-    graph = joint.graph
+        _check_loss(captured.joint)
+    if update is not None:
+        captured = captured.with_update(example[0], update)
+    graph = captured.step.graph
     return Profile(_step(graph, estimate(graph, device), device.environment))
 
 
@@ -207,12 +226,14 @@ def _first_line(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
-def _untouched(example: Sequence[Any]) -> Iterator[None]:
-    """Afterwards gradients, buffers and random states are what they were."""
+def _untouched(example: Sequence[Any], *, parameters: bool = False) -> Iterator[None]:
+    """Afterwards gradients, buffers, random states and, if asked, parameters are what they were."""
     modules = [part for part in example if isinstance(part, nn.Module)]
     leaves = [leaf for leaf in tree_leaves(list(example)) if isinstance(leaf, torch.Tensor)]
     leaves += [parameter for module in modules for parameter in module.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
+    changed = [buffer for module in modules for buffer in module.buffers()]
+    changed += [p for module in modules for p in module.parameters()] if parameters else []
+    before = [(tensor, tensor.detach().clone()) for tensor in changed]
     gradients = [(leaf, leaf.grad) for leaf in leaves if leaf.is_leaf]
     devices = {leaf.device for leaf in leaves if leaf.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices, key=str)):
@@ -222,7 +243,7 @@ def _untouched(example: Sequence[Any]) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for tensor, value in before:
+                    tensor.copy_(value)
             for leaf, gradient in gradients:
                 leaf.grad = gradient

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
-__all__ = ["kept_throughout", "offload_all", "recompute_all", "store_all"]
+__all__ = ["kept_throughout", "offload_all", "recompute_all", "store_all", "with_update"]
 
 
 def store_all(graph: Graph) -> Program:
@@ -68,6 +68,13 @@ def _offloadable(graph: Graph) -> set[int]:
     viewed = {storage[t] for t in later if storage[t] != t} | {storage[t] for t in kept}
     made = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs if t not in op.inputs}
     return {t for t in made & later if storage[t] == t and t not in viewed and graph.tensors[t].bytes}
+
+
+def with_update(graph: Graph, program: Program) -> Program:
+    """A Program of forward and backward, with the update phase of the graph behind it, each operator once."""
+    runs = [k for k, op in enumerate(graph.ops) if op.phase is Phase.UPDATE]
+    lines, _ = _with_drops(graph, runs, ())
+    return Program(program.forward, program.backward + lines)
 
 
 def kept_throughout(graph: Graph) -> list[int]:

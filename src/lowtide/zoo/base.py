@@ -19,6 +19,9 @@ Settings = dict[str, int]
 MOST = 1 << 24
 """The largest value of a key; beyond it element counts would leave 64 bits."""
 
+RATE = 0.01
+"""The learning rate of steps that end with an update."""
+
 _SEARCH = 4096
 """How far around an impossible value the nearest possible ones are looked for."""
 
@@ -81,6 +84,12 @@ class Built:
     """Whether a backward pass belongs to the step."""
     update: Callable[[nn.Module, float], None] | None = None
     """Where the step ends with one: changes the parameters in place, given the learning rate."""
+
+    @property
+    def ending(self) -> Callable[[nn.Module], None] | None:
+        """The update with the learning rate that the zoo uses, where the step ends with one."""
+        update = self.update
+        return None if update is None else lambda model: update(model, RATE)
 
     def step(self) -> Tensor:
         """What ``loss`` gives for the model and the batch; the backward pass is the caller's."""

@@ -16,7 +16,7 @@ __all__ = ["own_sections", "write"]
 
 _HELD = {
     Part.SHAPES, Part.DTYPES, Part.ADDRESSES, Part.SECONDS, Part.FLOP, Part.TRAFFIC, Part.SPANS, Part.VIEWS,
-    Part.NAMES, Part.ROLES, Part.PHASES,
+    Part.NAMES, Part.ROLES, Part.PHASES, Part.UPDATES,
 }  # fmt: skip
 _PERSISTENT = RESIDENT_ROLES - {Role.INPUT}
 _PLAIN = {Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.WORKSPACE}

@@ -14,7 +14,10 @@ from lowtide.graph import Graph, Op, Tensor
 
 __all__ = ["write"]
 
-_OWN = {Part.SHAPES, Part.DTYPES, Part.DEVICES, Part.CONTROL, Part.KERNELS, Part.COPIES, Part.SECONDS}
+_OWN = {
+    Part.SHAPES, Part.DTYPES, Part.DEVICES, Part.CONTROL, Part.KERNELS, Part.COPIES, Part.SECONDS,
+    Part.UPDATES,
+}  # fmt: skip
 _KNOWN_FROM_SHAPES = {
     Part.FLOP, Part.TRAFFIC, Part.VIEWS, Part.EXTRAS, Part.NOTES, Part.ROLES, Part.PHASES, Part.NAMES,
 }  # fmt: skip
