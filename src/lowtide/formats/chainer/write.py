@@ -42,7 +42,7 @@ def write(step: Step) -> Written:
     )
     holds = {Part.PORTS, Part.SHAPE_ONLY, Part.ROLES, Part.PHASES}
     losses = losses_of(step, holds | {Part.EXTRAS, Part.NAMES} if own else holds)
-    losses += () if own else _changed(graph, bool(left_out))
+    losses += () if own else _changed(graph, ops, bool(left_out))
     if dropped:
         losses += (f"{dropped} operators that only provide leaves",)
     if left_out:
@@ -72,7 +72,7 @@ def _is_gradient(graph: Graph, tensor: int) -> bool:
     return owner is not None and graph.tensors[owner].gradient_of is None
 
 
-def _changed(graph: Graph, forward_only: bool) -> tuple[str, ...]:
+def _changed(graph: Graph, ops: list[Op], forward_only: bool) -> tuple[str, ...]:
     """What is written, but read back as something else."""
     forward = sum(len(op.shape_only) for op in graph.ops if op.phase is Phase.FORWARD)
     owners = [] if forward_only else [t.gradient_of for t in graph.tensors if t.gradient_of is not None]
@@ -86,6 +86,9 @@ def _changed(graph: Graph, forward_only: bool) -> tuple[str, ...]:
         )
     if merged:
         said.append(f"{merged} gradients of a tensor that has another gradient: they are written as one")
+    over = sum(graph.tensors[t].role in RESIDENT_ROLES for op in ops for t in op.outputs)
+    if over:
+        said.append(f"{over} leaves that operators write over: they are read back as read alone")
     if other:
         said.append(f"roles: {', '.join(other)} is read back as parameter or activation")
     return tuple(said)
