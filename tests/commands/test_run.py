@@ -48,7 +48,7 @@ def test_a_program_of_another_step_exits_2(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["run", "convpool", "--program", str(path)])
     assert caught.value.code == 2
-    assert "never runs" in capsys.readouterr().err
+    assert "never ran" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
