@@ -6,6 +6,7 @@ LowtideError
 ├── ConvertError    a target format cannot hold this step at all
 ├── CaptureError    a PyTorch step cannot be turned into a graph
 ├── PlanError       a program does not fit its graph
+│   └── InfeasibleError   a budget is too small for any plan that was found
 ├── RunError        a captured step was asked for something it cannot do
 ├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
@@ -19,6 +20,7 @@ __all__ = [
     "FileError",
     "FormatError",
     "GraphError",
+    "InfeasibleError",
     "LowtideError",
     "PlanError",
     "RunError",
@@ -52,6 +54,19 @@ class CaptureError(LowtideError):
 
 class PlanError(LowtideError):
     """A program that does not fit its graph: it reads or drops what it does not hold."""
+
+
+class InfeasibleError(PlanError):
+    """A budget that is too small; says which one works.
+
+    ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists.
+    """
+
+    def __init__(self, problem: str, *, budget: int, smallest_budget: int, floor: int) -> None:
+        self.budget = budget
+        self.smallest_budget = smallest_budget
+        self.floor = floor
+        super().__init__(problem)
 
 
 class RunError(LowtideError):

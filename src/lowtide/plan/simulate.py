@@ -13,9 +13,9 @@ from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
 from lowtide.plan.program import Program, Run
 
-__all__ = ["RANDOM_STATE_BYTES", "simulate"]
+__all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "kept_to_restore", "on_cuda", "simulate"]
 
-_AUTOGRAD_BLOCKS = 4
+AUTOGRAD_BLOCKS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
 RANDOM_STATE_BYTES = 5056
 """The state of torch's generator on the CPU; that of a CUDA device is kept on the host."""
@@ -30,12 +30,12 @@ def simulate(
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
-    memory.live += _AUTOGRAD_BLOCKS * CUDA_BLOCK_BYTES if _on_cuda(graph) else 0
+    memory.live += AUTOGRAD_BLOCKS * CUDA_BLOCK_BYTES if on_cuda(graph) else 0
     live: list[int] = []
     extra: list[int] = []
     took: list[float] = []
     states = _states(graph, program)
-    before = _kept_to_restore(graph)
+    before = kept_to_restore(graph)
     memory.live += _copied(graph, program) + before
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
@@ -59,7 +59,8 @@ def simulate(
     )
 
 
-def _on_cuda(graph: Graph) -> bool:
+def on_cuda(graph: Graph) -> bool:
+    """Whether backward runs on a CUDA device."""
     return any(op.device.startswith("cuda") and op.phase is not Phase.FORWARD for op in graph.ops)
 
 
@@ -82,7 +83,7 @@ def _copied(graph: Graph, program: Program) -> int:
     return sum(allocated_bytes(graph.tensors[t]) for t in copied)
 
 
-def _kept_to_restore(graph: Graph) -> int:
+def kept_to_restore(graph: Graph) -> int:
     """What forward updates on its way is kept until it has succeeded: one block for each type of number."""
     blocks: dict[tuple[str, str | None], int] = {}
     for t in graph.attributes.get("updated_early", ()):

@@ -1,0 +1,87 @@
+"""What no schedule can beat: the smallest budget, and the time spent on running again at a budget.
+
+All bounds hold for schedules that keep the mandatory operators in their order, and in which an operator
+runs again as often and wherever its inputs are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lowtide.plan.cut import CutResult, solve_cuts
+from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event, Outcome, evaluate, order
+
+__all__ = ["Cuts", "smallest_conceivable"]
+
+
+def smallest_conceivable(problem: Problem) -> int:
+    """No budget below this can work: the largest working set of one operator beside what stays anyway."""
+    return max((own for own in working_sets(problem)), default=problem.resident)
+
+
+def working_sets(problem: Problem) -> list[int]:
+    """For each mandatory operator the bytes that are live while it runs, whatever is planned."""
+    last_given = {
+        s: max(readers, default=-1) for s, readers in enumerate(problem.readers) if problem.producer[s] < 0
+    }
+    given: dict[int, int] = {s: last for s, last in last_given.items() if last >= 0}
+    ends: dict[int, list[int]] = {}
+    for s, last in given.items():
+        ends.setdefault(last, []).append(s)
+    staying = sum(problem.bytes[s] for s in given)
+    held = set(given)
+    found = []
+    for op in range(len(problem.ops)):
+        own = {*problem.reads[op], *problem.writes[op]} - held
+        need = problem.fixed[op] + problem.workspace[op] + staying + sum(problem.bytes[s] for s in own)
+        if problem.over[op] >= 0:
+            need -= problem.bytes[problem.over[op]]
+        found.append(need)
+        for s in problem.writes[op]:
+            if problem.kept[s]:
+                held.add(s)
+                staying += problem.bytes[s]
+        for s in ends.get(op, ()):
+            held.discard(s)
+            staying -= problem.bytes[s]
+    return found
+
+
+class Cuts:
+    """A growing set of cuts; each solve adds those where its own solution exceeds the budget."""
+
+    def __init__(self, problem: Problem, budget: int, plain: Outcome) -> None:
+        self.problem = problem
+        self.budget = budget
+        live = list(plain.live)
+        self.cuts = {max(range(len(live)), key=live.__getitem__)}
+        self.bound = 0
+        self.feasible = True
+
+    def solve(self, *, nodes: int, seconds: float, slack: float = 0.0) -> CutResult:
+        """Solve the program of the present cuts, and keep its bound if it is the best so far."""
+        result = solve_cuts(
+            self.problem, self.budget, sorted(self.cuts), nodes=nodes, seconds=seconds, slack=slack
+        )
+        self.feasible = self.feasible and result.feasible
+        self.bound = max(self.bound, result.bound)
+        return result
+
+    def tighten(self, events: Iterable[Event], most: int = 1) -> int:
+        """Add cuts at the instants where a schedule needs most; how many were new."""
+        outcome = evaluate(self.problem, events)
+        runs = order(self.problem, outcome.events)
+        ranked = sorted(range(len(runs)), key=lambda k: -outcome.live[k])
+        added = 0
+        for k in ranked:
+            if outcome.live[k] <= self.budget and added:
+                break
+            instant = runs[k][0]
+            if instant in self.cuts or any(abs(instant - other) <= 1 for other in self.cuts if added):
+                continue
+            self.cuts.add(instant)
+            added += 1
+            if added >= most:
+                break
+        return added

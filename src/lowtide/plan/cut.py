@@ -1,0 +1,240 @@
+"""The cut program: a lower bound on the time that any schedule inside a budget spends on running again.
+
+At some instants, the cuts, the storages that are held must fit the budget beside what the instant's own
+operator takes. Between two cuts, whatever is read and was made before is held at the first, or made again:
+
+    cut 0            window 0             cut 1          window 1
+    keep[s,0] ──┬── keep + redo >= 1 ──── keep[s,1] ──┬── keep + redo >= 1 ────
+                └── redo[v,0] needs its own inputs held or made again
+
+Every schedule of the problem gives a solution, so the optimum is a valid bound, and so is every dual bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import highspy
+import numpy as np
+
+from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event
+
+__all__ = ["CutResult", "solve_cuts"]
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CutResult:
+    """The outcome of a cut program."""
+
+    bound: int
+    """No schedule inside the budget spends less; only meaningful if ``feasible``."""
+    feasible: bool
+    """False: no schedule fits the budget at all."""
+    solved: bool
+    """Whether the program was solved to its optimum."""
+    events: frozenset[Event] | None
+    """The solution as a schedule, each operator made again where first read; it may exceed the budget."""
+
+
+class _Rows:
+    """A mixed-integer program under construction."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self.lower: list[float] = []
+        self.starts = [0]
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self.row_lower: list[float] = []
+        self.row_upper: list[float] = []
+
+    def variable(self, cost: float = 0.0, at_least: float = 0.0) -> int:
+        self.costs.append(cost)
+        self.lower.append(at_least)
+        return len(self.costs) - 1
+
+    def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float = inf) -> None:
+        for column, value in terms:
+            self.columns.append(column)
+            self.values.append(value)
+        self.starts.append(len(self.columns))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+
+
+class _Program:
+    def __init__(self, problem: Problem, budget: int, cuts: Sequence[int]) -> None:
+        self.problem = problem
+        self.cuts = list(cuts)
+        self.rows = _Rows()
+        self.keep: list[dict[int, int]] = []
+        self.redo: list[dict[int, int]] = []
+        self.impossible = False
+        self.unit = max(1, problem.total_time) / 1e4
+        self.read_after = self._read_after()
+        for window in range(len(self.cuts)):
+            self._memory(window, budget)
+        for window in range(len(self.cuts)):
+            self._window(window)
+
+    def _read_after(self) -> list[int]:
+        """For each storage the last mandatory operator that reads it or a descendant that may be redone."""
+        return [max(readers, default=-1) for readers in self.problem.readers]
+
+    def _memory(self, window: int, budget: int) -> None:
+        problem, cut = self.problem, self.cuts[window]
+        reads = set(problem.reads[cut])
+        room = budget - problem.fixed[cut] - problem.workspace[cut]
+        room -= sum(problem.bytes[s] for s in problem.writes[cut])
+        if problem.over[cut] >= 0:
+            room += problem.bytes[problem.over[cut]]
+        keep: dict[int, int] = {}
+        terms = []
+        for s, producer in enumerate(problem.producer):
+            if producer >= cut:
+                continue
+            must = problem.kept[s] or s in reads or (producer < 0 and self.read_after[s] >= cut)
+            if must:
+                room -= problem.bytes[s]
+            if problem.kept[s] or producer < 0:
+                continue
+            keep[s] = self.rows.variable(at_least=float(must))
+            if problem.bytes[s] and not must:
+                terms.append((keep[s], problem.bytes[s] / budget))
+        self.keep.append(keep)
+        if room < 0:
+            self.impossible = True
+        self.rows.row(terms, -inf, room / budget * (1 + 1e-12))
+
+    def _window(self, window: int) -> None:
+        problem, cut, rows = self.problem, self.cuts[window], self.rows
+        last = window + 1 == len(self.cuts)
+        end = len(problem.ops) - 1 if last else self.cuts[window + 1]
+        keep = self.keep[window]
+        redo: dict[int, int] = {}
+        self.redo.append(redo)
+        needs: list[tuple[int, int | None]] = []
+        """A storage, and what needs it: None for a mandatory operator, else a variable."""
+        for t in range(cut + 1, end + 1):
+            needs += [(s, None) for s in problem.reads[t]]
+        if not last:
+            needs += list(self.keep[window + 1].items())
+        done: set[int] = set()
+        while needs:
+            s, who = needs.pop()
+            producer = problem.producer[s]
+            if s not in keep or (who is None and s in done):
+                continue
+            if who is None:
+                done.add(s)
+            terms = [(keep[s], 1.0)]
+            if problem.again[producer]:
+                if producer not in redo:
+                    redo[producer] = rows.variable(problem.time[producer] / self.unit)
+                    needs += [(u, redo[producer]) for u in problem.reads[producer]]
+                terms.append((redo[producer], 1.0))
+            if who is None:
+                rows.row(terms, 1.0)
+            else:
+                rows.row([*terms, (who, -1.0)], 0.0)
+
+    def solve(self, nodes: int, seconds: float, slack: float) -> tuple[str, float, np.ndarray | None]:
+        rows = self.rows
+        count = len(rows.costs)
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = count, len(rows.row_lower)
+        model.col_cost_ = np.array(rows.costs)
+        model.col_lower_, model.col_upper_ = np.array(rows.lower), np.ones(count)
+        model.row_lower_, model.row_upper_ = np.array(rows.row_lower), np.array(rows.row_upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(rows.starts, dtype=np.int32)
+        model.a_matrix_.index_ = np.array(rows.columns, dtype=np.int32)
+        model.a_matrix_.value_ = np.array(rows.values)
+        model.integrality_ = [highspy.HighsVarType.kInteger] * count
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("random_seed", 0),
+            ("mip_rel_gap", 0.0),
+            ("mip_abs_gap", max(_TOLERANCE / 2, slack * 1e4)),
+            ("mip_max_nodes", nodes),
+            ("time_limit", seconds),
+        ):
+            solver.setOptionValue(name, value)
+        solver.passModel(model)
+        solver.run()
+        status = solver.getModelStatus()
+        info = solver.getInfo()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return "infeasible", 0.0, None
+        solution = solver.getSolution()
+        values = np.array(solution.col_value) if solution.value_valid else None
+        done = status == highspy.HighsModelStatus.kOptimal
+        return "optimal" if done else "stopped", info.mip_dual_bound, values
+
+
+def solve_cuts(
+    problem: Problem,
+    budget: int,
+    cuts: Sequence[int],
+    *,
+    nodes: int = 100_000,
+    seconds: float = 10.0,
+    slack: float = 0.0,
+) -> CutResult:
+    """A lower bound on the time any schedule inside ``budget`` spends on running again, from these cuts.
+
+    The solver stops after so many nodes, or once bound and solution differ by no more than ``slack`` of the
+    time of the whole step; ``seconds`` is a deadline.
+    """
+    program = _Program(problem, budget, sorted(set(cuts)))
+    if program.impossible:
+        return CutResult(0, feasible=False, solved=True, events=None)
+    status, dual, values = program.solve(nodes, seconds, slack)
+    if status == "infeasible":
+        return CutResult(0, feasible=False, solved=True, events=None)
+    dual = max(0.0, dual if dual > -1e29 else 0.0)
+    bound = max(0, ceil(dual * program.unit - max(_TOLERANCE * program.unit, 1e-7 * dual * program.unit)))
+    events = None if values is None else _events(problem, program, values)
+    return CutResult(bound, feasible=True, solved=status == "optimal", events=events)
+
+
+def _events(problem: Problem, program: _Program, values: np.ndarray) -> frozenset[Event]:
+    """What the solution does not keep is made again where it is first read."""
+    events: set[Event] = set()
+    live: set[int] = set()
+    for window, cut in enumerate(program.cuts):
+        keep = program.keep[window]
+        live = {s for s, column in keep.items() if values[column] > 0.5}
+        last = window + 1 == len(program.cuts)
+        end = len(problem.ops) - 1 if last else program.cuts[window + 1]
+        live.update(problem.writes[cut])
+        for t in range(cut + 1, end + 1):
+            events |= _made_again(problem, t, problem.reads[t], live, keep)
+            live.update(problem.writes[t])
+        if not last:
+            wanted = [s for s, column in program.keep[window + 1].items() if values[column] > 0.5]
+            events |= _made_again(problem, end, wanted, live, keep)
+    return frozenset(events)
+
+
+def _made_again(
+    problem: Problem, instant: int, wanted: Sequence[int], live: set[int], keep: dict[int, int]
+) -> set[Event]:
+    found: set[Event] = set()
+    stack = [s for s in wanted if s in keep and s not in live]
+    while stack:
+        s = stack.pop()
+        producer = problem.producer[s]
+        if s in live or not problem.again[producer]:
+            continue
+        found.add((instant, producer))
+        live.update(problem.writes[producer])
+        stack += [u for u in problem.reads[producer] if u in keep and u not in live]
+    return found

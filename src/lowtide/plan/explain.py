@@ -1,0 +1,113 @@
+"""A plan in words: what it takes, what happens to the large tensors, who is live at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lowtide.graph import Graph, Tensor
+from lowtide.plan.memory import Memory, allocated_bytes
+from lowtide.plan.plan import Plan
+from lowtide.plan.program import Fetch, Program, Run, Send
+from lowtide.units import format_bytes, format_seconds
+
+__all__ = ["at_peak", "explain", "where"]
+
+_ROWS = 12
+
+
+def explain(plan: Plan) -> str:
+    """The text of ``lowtide plan --explain``."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    graph = plan.graph
+    yield f"budget     {format_bytes(plan.budget_bytes)}; smallest that works {_smallest(plan)}"
+    yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_seconds(plan.plain.seconds)}"
+    took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"
+    yield f"planned    {took}: {plan.overhead:+.1%} ({plan.method})"
+    proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
+    yield f"bound      {plan.bound.overhead:+.1%}, {proof}, with the operators in their order"
+    d = plan.decisions
+    yield (
+        f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "
+        f"the host; {d.in_place} operators in place"
+    )
+    if plan.beside_bytes:
+        yield f"beside     {format_bytes(plan.beside_bytes)} on the device that is no part of the step"
+    yield from _table("made again, by the time it takes", _again(plan))
+    yield from _table("sent to the host", _away(plan))
+    live = [(format_bytes(size), label, place) for size, label, place in at_peak(graph, plan.program, plan)]
+    yield from _table("live at the peak", live)
+
+
+def _smallest(plan: Plan) -> str:
+    return format_bytes(plan.smallest_budget_bytes)
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield ""
+    yield f"{title}:"
+    for size, label, place in rows[:_ROWS]:
+        yield f"  {size:>12}  {label}{f'  ({place})' if place else ''}"
+    if len(rows) > _ROWS:
+        yield f"  … and {len(rows) - _ROWS} more"
+
+
+def where(tensor: Tensor) -> str:
+    """The user's line that made a tensor."""
+    return f"{tensor.source.file}:{tensor.source.line}" if tensor.source else ""
+
+
+def _again(plan: Plan) -> list[tuple[str, str, str]]:
+    count: dict[int, int] = {}
+    for line in plan.program.instructions:
+        if isinstance(line, Run):
+            count[line.op] = count.get(line.op, 0) + 1
+    found = []
+    for op, runs in count.items():
+        seconds = plan.seconds[op] * (runs - 1) if plan.seconds else float(runs - 1)
+        if runs > 1 and seconds > 0:
+            one = plan.graph.ops[op]
+            source = f"{one.source.file}:{one.source.line}" if one.source else ""
+            times = "" if runs == 2 else f" × {runs - 1}"
+            found.append((seconds, f"{one.kind} {one.label}{times}", source))
+    return [(format_seconds(s), label, place) for s, label, place in sorted(found, reverse=True)]
+
+
+def _away(plan: Plan) -> list[tuple[str, str, str]]:
+    sent = {line.tensor for line in plan.program.instructions if isinstance(line, Send | Fetch)}
+    tensors = sorted((plan.graph.tensors[t] for t in sent), key=lambda t: -t.bytes)
+    return [(format_bytes(t.bytes), t.label, where(t)) for t in tensors]
+
+
+def at_peak(graph: Graph, program: Program, plan: Plan | None = None) -> list[tuple[int, str, str]]:
+    """Who is live at the program's peak besides leaves, largest first: bytes, name, source line."""
+    memory = Memory(graph)
+    leaves = set(memory.storage_of.values())
+    workspace = plan.workspace_bytes if plan is not None else ()
+    most, found = -1, []
+    for line in program.instructions:
+        if not isinstance(line, Run):
+            memory.move(line)
+            continue
+        passing = memory.run(line)
+        extra = workspace[line.op] if workspace else 0
+        if memory.live + passing + extra > most:
+            most = memory.live + passing + extra
+            found = _live(graph, memory, leaves)
+            found += [(extra, f"workspace of {graph.ops[line.op].label}", "")] if extra else []
+    return sorted(found, reverse=True)
+
+
+def _live(graph: Graph, memory: Memory, leaves: set[int]) -> list[tuple[int, str, str]]:
+    seen: dict[int, int] = {}
+    for tensor, storage in memory.storage_of.items():
+        if storage not in leaves:
+            seen.setdefault(storage, tensor)
+    return [
+        (allocated_bytes(graph.tensors[t]), graph.tensors[t].label, where(graph.tensors[t]))
+        for t in seen.values()
+    ]

@@ -1,0 +1,73 @@
+"""Plan: a Program with what it is for, what it takes, and how good it is proven to be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from lowtide.graph import Graph
+from lowtide.plan.program import Program
+
+__all__ = ["Bound", "Decisions", "Plan", "Side"]
+
+
+class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What one way to run the step takes."""
+
+    peak_bytes: int
+    seconds: float
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What no plan can beat inside the budget, with the operators of the step in their order."""
+
+    seconds: float
+    overhead: float
+
+
+class Decisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """How many storages that backward needs are kept, made again, or sent away; operators run in place."""
+
+    kept: int
+    recomputed: int
+    offloaded: int
+    in_place: int
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step inside a budget. Times are those of the costs that it was planned with."""
+
+    budget_bytes: int
+    plain: Side
+    predicted: Side
+    overhead: float
+    """Planned over plain time, less 1; with unit costs recomputed over forward cost."""
+    bound: Bound
+    gap: float
+    """(predicted − bound) over predicted seconds: what may be left to gain, as a share of the step."""
+    smallest_budget_bytes: int
+    """The smallest budget that a plan is known for."""
+    decisions: Decisions
+    solve_seconds: float
+    checked: bool
+    method: str
+    cost: str
+    """Where costs come from: measured, estimated, unit or a file."""
+    only: tuple[str, ...]
+    beside_bytes: int
+    """What was on the device besides the step, counted in every peak."""
+    graph: Graph
+    program: Program
+    workspace_bytes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    """What each operator was taken to cost."""
+    interrupted: bool = False
+    lowtide: Literal["plan"] = "plan"
+    version: Literal[1] = 1
+
+    def explain(self) -> str:
+        """The plan in words: what is kept, recomputed and sent away, by size and source line."""
+        from lowtide.plan.explain import explain
+
+        return explain(self)
