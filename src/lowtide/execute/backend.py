@@ -19,15 +19,18 @@ from lowtide.capture.sizes import has_symbols
 from lowtide.errors import LowtideError, RunError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.planned import Planned
+from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
 from lowtide.graph import Graph
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import offload_all, recompute_all, store_all
+from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean
 
-__all__ = ["PROGRAMS", "backend", "compile_with"]
+__all__ = ["PROGRAMS", "backend", "compile_planned", "compile_with"]
 
 Planner = Callable[[Graph], Program]
 Watch = Callable[[Interpreter], None]
@@ -48,21 +51,26 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile`` calls with a captured function.
 
-    ``options``: ``program``, the name of a Program; ``remember``, for how many shapes a plan is kept.
+    ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache`` for a plan, or
+    ``program``, the name of a Program; ``remember``, for how many shapes a plan is kept.
     """
     try:
-        program, remember = _options(options or {}, mode)
-    except RunError as error:
+        chosen, remember = _options(options or {}, mode)
+    except LowtideError as error:
         raise_through(error)
-    return compile_with(module, inputs, program, remember=remember)
+    if isinstance(chosen, Settings):
+        return compile_planned(module, inputs, chosen, remember=remember)
+    return compile_with(module, inputs, chosen, remember=remember)
 
 
-def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner, int]:
+_OF_PLANS = ("only", "cost", "time_limit", "seed", "cache")
+
+
+def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings, int]:
     if mode is not None:
-        raise RunError(
-            f"mode={mode!r} is none of Lowtide's; it takes options={{'program': ..., 'remember': ...}}"
-        )
-    known = {"program": "plain", "remember": REMEMBERED}
+        raise RunError(f"mode={mode!r} is none of Lowtide's; it takes options={{'budget': '8GiB'}}")
+    known: dict[str, Any] = {"budget": None, "program": "plain", "remember": REMEMBERED}
+    known |= dict.fromkeys(_OF_PLANS)
     for name in options:
         if name not in known:
             raise RunError(
@@ -75,7 +83,14 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner, int]:
         raise RunError(f"there is no program {name!r}; programs: {', '.join(PROGRAMS)}.{near}")
     if not isinstance(remember, int) or isinstance(remember, bool) or remember < 1:
         raise RunError(f"remember={remember!r}: how many shapes to remember is a whole number from 1")
-    return PROGRAMS[name], remember
+    extra = {key: options[key] for key in _OF_PLANS if key in options}
+    if chosen["budget"] is None:
+        if extra:
+            raise RunError(f"{', '.join(map(repr, extra))} is for plans: give a budget too, such as '8GiB'")
+        return PROGRAMS[name], remember
+    if "program" in options:
+        raise RunError("give a budget or the name of a program, not both")
+    return Settings.of(chosen["budget"], **extra), remember
 
 
 def compile_with(
@@ -112,6 +127,33 @@ def compile_with(
         return alive(
             module, leaves, inputs, (planner, watch, in_place), lambda: compiled(module, leaves, inputs)
         )
+    except LowtideError as error:
+        raise_through(error)
+
+
+def compile_planned(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    seen: Callable[[Interpreter, Plan], None] | None = None,
+    *,
+    remember: int = REMEMBERED,
+    rehearsing: Callable[[], bool] = lambda: False,
+) -> Callable[..., Any]:
+    """The function with its forward and backward inside a budget; each shape is planned at its first call.
+
+    ``seen`` is shown each interpreter and its plan. Calls leave no trace while it is ``rehearsing``.
+    """
+    try:
+        refuse_graph_breaks(module)
+        leaves = leaves_of(module)
+
+        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf], _: Sequence[Any]) -> Callable[..., Any]:
+            return Planned(static, leaves, _compiled, settings, seen, rehearsing)
+
+        if has_symbols(module):
+            return Remembering(module, leaves, compiled, (settings, seen), remember)
+        return compiled(module, leaves, inputs)
     except LowtideError as error:
         raise_through(error)
 

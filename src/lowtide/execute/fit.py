@@ -1,0 +1,91 @@
+"""``fit(model_or_loss_fn, *example, budget="8GiB")``: the same step inside a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.errors import RunError
+from lowtide.execute.backend import compile_planned
+from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.planning import Settings
+from lowtide.plan.plan import Plan
+
+__all__ = ["Fitted", "fit"]
+
+
+class Fitted:
+    """A step that stays inside its budget: called as the function or module that it was made from.
+
+    Other shapes than the example's are planned at their first call.
+    """
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self._plans: list[Plan] = []
+        self._interpreters: list[Interpreter] = []
+        self._compiled = torch.compile(
+            function,
+            backend=lambda module, inputs: compile_planned(
+                module, inputs, settings, self._seen, rehearsing=lambda: self._rehearsing
+            ),
+            fullgraph=True,
+        )
+        self._rehearsing = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives for these arguments; call ``backward`` on the loss as always."""
+        return self._compiled(*args, **kwargs)
+
+    def rehearse(self, *args: Any, **kwargs: Any) -> None:
+        """Plan for arguments like these, and run forward once without a trace."""
+        self._rehearsing = True
+        try:
+            self._compiled(*args, **kwargs)
+        finally:
+            self._rehearsing = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the shapes that were met last."""
+        if not self._plans:
+            raise RunError("the step has not been planned yet: call it once")
+        return self._plans[-1]
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What runs the plan of the shapes that were met last."""
+        return self._interpreters[-1]
+
+    def _seen(self, interpreter: Interpreter, plan: Plan) -> None:
+        self._plans.append(plan)
+        self._interpreters.append(interpreter)
+
+
+def fit(
+    model_or_loss_fn: nn.Module | Callable[..., Any],
+    /,
+    *example: Any,
+    budget: str | int = "auto",
+    only: str | tuple[str, ...] = ("recompute",),
+    cost: str = "measured",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    cache: bool = True,
+    progress: Callable[[float, float | None, float, float | None], None] | None = None,
+    **keywords: Any,
+) -> Fitted:
+    """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
+
+    The step is captured, its operators are measured (or estimated), and the fastest Program inside the budget
+    is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
+    buffers and random state are what they were. An InfeasibleError names the smallest budget that works.
+    """
+    settings = Settings.of(
+        budget, only=only, cost=cost, time_limit=time_limit, seed=seed, cache=cache, progress=progress
+    )
+    fitted = Fitted(model_or_loss_fn, settings)
+    fitted.rehearse(*example, **keywords)
+    return fitted

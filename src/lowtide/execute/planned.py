@@ -1,0 +1,152 @@
+"""A captured function that is planned at its first call, when its arguments are there to measure it with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lowtide.capture.joint import Joint, Leaf
+from lowtide.cost.watch import Marker
+from lowtide.errors import LowtideError, PlanError
+from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
+from lowtide.execute.room import Room
+from lowtide.graph import Graph
+from lowtide.plan.budget import Budget
+from lowtide.plan.make import make_plan
+from lowtide.plan.plain import store_all
+from lowtide.plan.plan import Plan
+from lowtide.plan.program import Program
+from lowtide.plan.simulate import simulate
+
+__all__ = ["Compile", "Planned"]
+
+Programs = Callable[[Joint], Program]
+Watch = Callable[[Interpreter], None]
+Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
+"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
+
+_MEASURED_SHARE = 0.8
+"""Of the free memory: what measuring may take where the plain step does not fit."""
+
+
+class Planned:
+    """The function, compiled twice at its first call: once to be measured, once to run as planned."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compile,
+        settings: Settings,
+        seen: Callable[[Interpreter, Plan], None] | None,
+        rehearsing: Callable[[], bool],
+    ) -> None:
+        self._module, self._leaves, self._compiler = module, leaves, compiler
+        self._settings, self._seen, self._rehearsing = settings, seen, rehearsing
+        self._ready: Callable[..., Any] | None = None
+        self._joint: Joint | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments; while somebody rehearses, the call leaves no trace."""
+        if self._ready is None:
+            self._ready = self._make(arguments)
+        if not self._rehearsing():
+            return self._ready(*arguments)
+        assert self._joint is not None
+        with _untouched(arguments, self._leaves, self._joint):
+            return self._ready(*arguments)
+
+    def _make(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        made: list[Interpreter] = []
+        room = Room(arguments)
+        program = self._to_measure(room)
+        measuring = self._compiled(arguments, program, made.append)
+
+        def run(marker: Marker) -> None:
+            made[0].marker = marker
+            try:
+                with _untouched(arguments, self._leaves, made[0].joint):
+                    _step(measuring, arguments)
+            finally:
+                made[0].marker = None
+
+        joint = self._joint = made[0].joint
+        plan = plan_joint(joint, run, room, self._settings)
+
+        def planned(again: Joint) -> Program:
+            if again.graph != joint.graph:
+                raise PlanError("the step was captured differently the second time; report this as a bug")
+            return plan.program
+
+        final: list[Interpreter] = []
+        ready = self._compiled(arguments, planned, final.append)
+        if self._seen is not None:
+            self._seen(final[0], plan)
+        return ready
+
+    def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
+        """The Program to measure with: the plain one where it fits, else one planned with estimates."""
+
+        def program(joint: Joint) -> Program:
+            graph: Graph = joint.graph
+            plain = store_all(graph)
+            free = int(room.free_bytes() * _MEASURED_SHARE)
+            if simulate(graph, plain).peak_bytes + room.beside_bytes() <= free:
+                return plain
+            targets = [call.target for call in joint.calls]
+            costs = costs_of(graph, targets, device_of(graph), None, "estimated")
+            with contextlib.suppress(LowtideError):
+                return make_plan(graph, costs, Budget(bytes=free), beside_bytes=room.beside_bytes()).program
+            return plain
+
+        return program
+
+    def _compiled(
+        self,
+        arguments: Sequence[Any],
+        program: Callable[[Joint], Program],
+        watch: Callable[[Interpreter], None],
+    ) -> Callable[..., Any]:
+        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        with tracing(TracingContext(mode)):
+            inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+            return self._compiler(self._module, self._leaves, inputs, program, watch)
+
+
+def _step(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """Forward, and backward of everything that has one, into gradients that nobody keeps."""
+    results = function(*arguments)
+    outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    wanted = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
+    if outputs and wanted:
+        ones = [torch.ones_like(output) for output in outputs]
+        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _untouched(arguments: Sequence[Any], leaves: Sequence[Leaf], joint: Joint) -> Iterator[None]:
+    """Afterwards arguments and random states are what they were."""
+    names = {joint.graph.tensors[t].name for t in joint.graph.attributes.get("updated", ())}
+    tensors = [
+        argument
+        for argument, leaf in zip(arguments, leaves, strict=False)
+        if leaf.name in names and isinstance(argument, torch.Tensor)
+    ]
+    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
+    devices = sorted({a.device for a in arguments if isinstance(a, torch.Tensor) and a.is_cuda}, key=str)
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value, version in before:
+                    if tensor._version != version:
+                        tensor.copy_(value)

@@ -1,0 +1,188 @@
+"""From a captured step to a Plan: costs, what the device holds, plans that were made before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lowtide.cost import Cost
+from lowtide.cost.cache import open_cache
+from lowtide.cost.device import Device, cache_folder, load_device, store_device
+from lowtide.cost.estimate import estimate
+from lowtide.cost.measure import measure
+from lowtide.cost.probe import environment, measure_device
+from lowtide.cost.signature import signature
+from lowtide.cost.watch import Marker
+from lowtide.documents import read_document, write_document
+from lowtide.errors import FileError, LowtideError, PlanError
+from lowtide.execute.in_place import able_in_place
+from lowtide.execute.room import Room
+from lowtide.graph import Graph
+from lowtide.plan.budget import Budget, parse_budget
+from lowtide.plan.check import check
+from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.plan import Plan
+from lowtide.plan.search import Progress
+from lowtide.suggest import did_you_mean
+
+__all__ = ["MEANS", "Settings", "costs_of", "device_of", "plan_joint"]
+
+MEANS = ("recompute", "offload")
+ORIGINS = ("measured", "estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user may ask of a plan."""
+
+    budget: Budget
+    only: tuple[str, ...] = ("recompute",)
+    cost: str = "measured"
+    time_limit: float = 10.0
+    seed: int = 0
+    cache: bool = True
+    progress: Progress | None = None
+
+    @classmethod
+    def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
+        """Settings from what users write; a PlanError names what is wrong."""
+        only = options.pop("only", ("recompute",))
+        chosen = tuple(only.split(",")) if isinstance(only, str) else tuple(only)
+        for means in chosen:
+            if means not in MEANS:
+                near = did_you_mean(means, MEANS)
+                raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}.{near}")
+        cost = options.get("cost", "measured")
+        if cost not in ORIGINS:
+            near = did_you_mean(str(cost), ORIGINS)
+            raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
+        return cls(parse_budget(budget), chosen, **options)
+
+
+def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, settings: Settings) -> Plan:
+    """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known."""
+    graph: Graph = joint.graph
+    device = device_of(graph)
+    able = able_in_place(joint)
+    targets = [call.target for call in joint.calls]
+    costs = costs_of(graph, targets, device, run, settings.cost)
+    free = room.free_bytes() if settings.budget.auto else None
+    beside = room.beside_bytes()
+    kept = _Kept(graph, able, settings, device, beside, free)
+    plan = kept.load()
+    if plan is None:
+        plan = make_plan(
+            graph,
+            costs,
+            settings.budget,
+            able=able,
+            only=settings.only,
+            beside_bytes=beside,
+            free_bytes=free,
+            time_limit=settings.time_limit,
+            seed=settings.seed,
+            progress=settings.progress,
+        )
+        kept.store(plan)
+    return plan
+
+
+def device_of(graph: Graph) -> str:
+    """The kind of device that a step runs on."""
+    return "cuda" if any(op.device.startswith("cuda") for op in graph.ops) else "cpu"
+
+
+def costs_of(
+    graph: Graph,
+    targets: Sequence[Any],
+    kind: str,
+    run: Callable[[Marker], object] | None,
+    origin: str = "measured",
+) -> Costs:
+    """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated."""
+    if origin == "estimated" or run is None:
+        found = estimate(graph, _described(kind))
+    else:
+        where = environment(kind)
+        cache = open_cache(cache_folder(), where)
+        names = [signature(graph, op) for op in range(len(graph.ops))]
+        known = [cache.get(name) for name in names]
+        if all(cost is not None for cost in known):
+            found = tuple(cost for cost in known if cost is not None)
+        else:
+            found = measure(graph, targets, run, cache=cache).costs
+            with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
+                cache.save()
+    return Costs(tuple(_seconds(cost) for cost in found), tuple(_workspace(cost) for cost in found), origin)
+
+
+def _described(kind: str) -> Device:
+    """The device as it was measured before, or as it is measured now."""
+    folder = cache_folder()
+    device = load_device(folder, environment(kind))
+    if device is None:
+        device = measure_device(kind)
+        with contextlib.suppress(FileError):
+            store_device(folder, device)
+    return device
+
+
+def _seconds(cost: Cost) -> float:
+    return float(cost.seconds.value) if cost.seconds else 0.0
+
+
+def _workspace(cost: Cost) -> int:
+    return int(cost.workspace_bytes.value) if cost.workspace_bytes else 0
+
+
+class _Kept:
+    """A plan that was made before for the same step, device, versions and budget, if it still holds."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        able: frozenset[int],
+        settings: Settings,
+        kind: str,
+        beside: int,
+        free: int | None,
+    ) -> None:
+        self.graph, self.beside = graph, beside
+        self.wanted = settings.cache
+        asked = (settings.budget, settings.only, settings.cost, settings.time_limit, settings.seed)
+        parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(beside), str(free)]
+        digest = hashlib.sha256(msgspec.json.encode(graph) + "\0".join(parts).encode())
+        self.name = f"plan-{digest.hexdigest()[:32]}.json"
+
+    def load(self) -> Plan | None:
+        """The plan, or None where there is none, or where it is damaged or for something else."""
+        if not self.wanted:
+            return None
+        with contextlib.suppress(LowtideError):
+            plan = read_document(self._path(), Plan)
+            if plan.graph == self.graph and plan.beside_bytes == self.beside and not plan.interrupted:
+                check(
+                    self.graph,
+                    plan.program,
+                    budget=plan.budget_bytes - self.beside,
+                    workspace_bytes=plan.workspace_bytes,
+                )
+                return plan
+        return None
+
+    def store(self, plan: Plan) -> None:
+        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail."""
+        if not self.wanted:
+            return
+        with contextlib.suppress(LowtideError, OSError):
+            self._path().parent.mkdir(parents=True, exist_ok=True)
+            write_document(self._path(), plan)
+
+    def _path(self) -> Path:
+        return cache_folder() / "plans" / self.name

@@ -1,0 +1,57 @@
+"""What a device holds besides a step, and what it could still give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.plan.memory import rounded
+
+__all__ = ["Room"]
+
+_MARGIN = 0.05
+"""Of what is free: left alone by the budget ``auto``, for what the allocator loses between blocks."""
+
+
+class Room:
+    """The memory of the device that a step's arguments are on."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided]
+        on_cuda = [t for t in tensors if t.is_cuda]
+        self.device = on_cuda[0].device if on_cuda else torch.device("cpu")
+        mine = on_cuda if on_cuda else tensors
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
+        self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
+
+    def beside_bytes(self) -> int:
+        """What is allocated and is no argument of the step: optimiser state, other models, libraries."""
+        if self.device.type != "cuda":
+            return 0
+        self._settled()
+        return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes)
+
+    def free_bytes(self) -> int:
+        """What a step may take here in all, with its arguments and what is beside it, less a margin."""
+        if self.device.type != "cuda":
+            return int(_available() * (1 - _MARGIN)) + self.argument_bytes
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int((free + held) * (1 - _MARGIN)) + torch.cuda.memory_allocated(self.device)
+
+    def _settled(self) -> None:
+        """Libraries take their own memory at their first call: let that be now."""
+        small = torch.ones(16, 16, device=self.device)
+        torch.mm(small, small)
+        torch.nn.functional.linear(small, small, small[0])
+
+
+def _available() -> int:
+    """Memory of the host that programs could still have."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
