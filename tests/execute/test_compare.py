@@ -8,8 +8,6 @@ from lowtide import zoo
 from lowtide.execute.backend import PROGRAMS
 from lowtide.execute.compare import compare
 
-FAST = ["convpool", "alexnet", "gpt2", "unet", "locallyconnected", "resnet50-inference", "vgg19"]
-
 
 @pytest.fixture(autouse=True)
 def _fresh():
@@ -17,7 +15,7 @@ def _fresh():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", zoo.names())
 def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
     built = zoo.build(zoo.small(name))
     planner = PROGRAMS[program]

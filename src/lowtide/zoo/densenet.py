@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, relu
 
-from lowtide.zoo.base import Network, Settings, TargetError, require
+from lowtide.zoo.base import Key, Network, Settings, TargetError, require
 from lowtide.zoo.classify import classification_loss, image_keys, images_and_labels
 from lowtide.zoo.initial import he
 
@@ -14,9 +14,6 @@ __all__ = ["DENSENET161", "DenseNet"]
 
 GROWTH = 48
 BLOCKS = (6, 12, 36, 24)
-STEM = 2 * GROWTH
-MIDDLE = 4 * GROWTH
-"""Channels between the two convolutions of a layer."""
 
 LEAST = 29
 """The smallest image of which the last block gets one pixel."""
@@ -26,14 +23,14 @@ LEAST_ALONE = 61
 
 
 class _Layer(nn.Module):
-    """``GROWTH`` new maps from all the maps so far."""
+    """``growth`` new maps from all the maps so far, by way of four times as many."""
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(inputs)
-        self.conv1 = nn.Conv2d(inputs, MIDDLE, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(MIDDLE)
-        self.conv2 = nn.Conv2d(MIDDLE, GROWTH, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(inputs, 4 * growth, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(4 * growth)
+        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(relu(self.norm1(x), inplace=True))
@@ -44,9 +41,9 @@ class _Layer(nn.Module):
 class _Block(nn.Module):
     """Layers of which each reads the block's input and the maps of all layers before it."""
 
-    def __init__(self, inputs: int, layers: int) -> None:
+    def __init__(self, inputs: int, layers: int, growth: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(inputs + k * GROWTH) for k in range(layers))
+        self.layers = nn.ModuleList(_Layer(inputs + k * growth, growth) for k in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         maps = [x]
@@ -70,21 +67,22 @@ class _Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Scores of ``classes`` classes for a colour image."""
+    """Scores of ``classes`` classes for a colour image; a block has at most ``layers`` layers."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, growth: int = GROWTH, layers: int = max(BLOCKS)) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, STEM, 7, stride=2, padding=3, bias=False)
-        self.norm = nn.BatchNorm2d(STEM)
+        channels = 2 * growth
+        self.conv = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)
         stages: list[nn.Module] = []
-        channels = STEM
-        for layers in BLOCKS:
+        for published in BLOCKS:
             if stages:
                 stages.append(_Transition(channels))
                 channels //= 2
-            stages.append(_Block(channels, layers))
-            channels += layers * GROWTH
+            depth = min(published, layers)
+            stages.append(_Block(channels, depth, growth))
+            channels += depth * growth
         self.stages = nn.Sequential(*stages)
         self.last_norm = nn.BatchNorm2d(channels)
         self.scores = nn.Linear(channels, classes)
@@ -112,9 +110,9 @@ def _check(settings: Settings) -> None:
 DENSENET161 = Network(
     name="densenet161",
     summary="densely connected network, where concatenations and BatchNorm fill the memory",
-    keys=image_keys(32),
-    small="batch=2,size=64,classes=10",
-    make=lambda settings: DenseNet(settings["classes"]),
+    keys=image_keys(32) | {"growth": Key(GROWTH, most=1 << 12), "layers": Key(max(BLOCKS), most=max(BLOCKS))},
+    small="batch=2,size=64,classes=10,growth=24,layers=12",
+    make=lambda settings: DenseNet(settings["classes"], settings["growth"], settings["layers"]),
     inputs=images_and_labels,
     loss=classification_loss,
     initialise=he,

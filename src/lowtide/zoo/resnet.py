@@ -12,13 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lowtide.zoo.base import Network, Settings, TargetError
+from lowtide.zoo.base import Key, Network, Settings, TargetError
 from lowtide.zoo.classify import classification_loss, image_keys, images, images_and_labels
 from lowtide.zoo.initial import he
 
 __all__ = ["RESNET50", "RESNET50_INFERENCE", "RESNET152", "Bottleneck", "ResNet", "fold"]
 
 EXPANSION = 4
+WIDTH = 64
 BLOCKS_50 = (3, 4, 6, 3)
 BLOCKS_152 = (3, 8, 36, 3)
 
@@ -60,22 +61,28 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Scores of ``classes`` classes for a colour image; ``blocks`` bottlenecks in each of four stages."""
+    """Scores of ``classes`` classes for a colour image; ``blocks`` bottlenecks in each of four stages.
 
-    def __init__(self, blocks: tuple[int, int, int, int], classes: int, *, folded: bool = False) -> None:
+    The first stage has ``width`` channels in the middle of its bottlenecks, each other one twice as many.
+    """
+
+    def __init__(
+        self, blocks: tuple[int, int, int, int], classes: int, width: int = WIDTH, *, folded: bool = False
+    ) -> None:
         super().__init__()
         self.blocks = blocks
+        self.width = width
         self.folded = folded
-        self.conv1 = _conv(3, 64, 7, 2, bias=folded)
-        self.bn1 = _norm(64, folded)
+        self.conv1 = _conv(3, width, 7, 2, bias=folded)
+        self.bn1 = _norm(width, folded)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _stage(64, 64, blocks[0], 1, folded)
-        self.layer2 = _stage(256, 128, blocks[1], 2, folded)
-        self.layer3 = _stage(512, 256, blocks[2], 2, folded)
-        self.layer4 = _stage(1024, 512, blocks[3], 2, folded)
+        self.layer1 = _stage(width, width, blocks[0], 1, folded)
+        self.layer2 = _stage(4 * width, 2 * width, blocks[1], 2, folded)
+        self.layer3 = _stage(8 * width, 4 * width, blocks[2], 2, folded)
+        self.layer4 = _stage(16 * width, 8 * width, blocks[3], 2, folded)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(2048, classes)
+        self.fc = nn.Linear(32 * width, classes)
 
     def forward(self, image: Tensor) -> Tensor:
         """Scores before the softmax."""
@@ -94,8 +101,8 @@ def _stage(inputs: int, width: int, blocks: int, stride: int, folded: bool) -> n
 def fold(model: ResNet) -> ResNet:
     """The same network for inference, each BatchNorm multiplied into the convolution before it."""
     with torch.device("meta"):
-        folded = ResNet(model.blocks, model.fc.out_features, folded=True).to(model.fc.weight.dtype)
-    folded.to_empty(device=model.fc.weight.device)
+        folded = ResNet(model.blocks, model.fc.out_features, model.width, folded=True)
+    folded = folded.to(model.fc.weight.dtype).to_empty(device=model.fc.weight.device)
     with torch.no_grad():
         _fold_into(folded.conv1, model.conv1, model.bn1)
         for new, old in zip(folded.modules(), model.modules(), strict=True):
@@ -134,6 +141,11 @@ def _folded(conv: nn.Module, norm: nn.Module) -> tuple[Tensor, Tensor]:
     return conv.weight.double() * scale[:, None, None, None], bias
 
 
+def _make_folded(settings: Settings) -> nn.Module:
+    model = ResNet(BLOCKS_50, settings["classes"], settings["width"], folded=True)
+    return model.eval().requires_grad_(False)
+
+
 def _initialise_folded(model: nn.Module, generator: torch.Generator) -> None:
     """As He, but each sum adds little to what came in: nothing normalises it."""
     he(model, generator)
@@ -161,13 +173,17 @@ def _unchecked(settings: Settings) -> None:
     """Any size gives at least one value."""
 
 
+def _keys(batch: int) -> dict[str, Key]:
+    return image_keys(batch) | {"width": Key(WIDTH, most=1 << 12)}
+
+
 def _training(name: str, blocks: tuple[int, int, int, int], batch: int) -> Network:
     return Network(
         name=name,
         summary=f"residual network of {sum(blocks)} bottlenecks, training with BatchNorm",
-        keys=image_keys(batch),
-        small="batch=2,size=33,classes=10",
-        make=lambda settings: ResNet(blocks, settings["classes"]),
+        keys=_keys(batch),
+        small="batch=2,size=64,classes=10,width=16",
+        make=lambda settings: ResNet(blocks, settings["classes"], settings["width"]),
         inputs=images_and_labels,
         loss=classification_loss,
         initialise=he,
@@ -180,9 +196,9 @@ RESNET152 = _training("resnet152", BLOCKS_152, 32)
 RESNET50_INFERENCE = Network(
     name="resnet50-inference",
     summary="resnet50 with BatchNorm folded into the convolutions, forward only (seed 001)",
-    keys=image_keys(10),
-    small="batch=2,size=33,classes=10",
-    make=lambda settings: ResNet(BLOCKS_50, settings["classes"], folded=True).eval().requires_grad_(False),
+    keys=_keys(10),
+    small="batch=2,size=64,classes=10,width=16",
+    make=_make_folded,
     inputs=images,
     loss=_probabilities,
     initialise=_initialise_folded,
