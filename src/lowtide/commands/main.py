@@ -11,20 +11,23 @@ from typing import NoReturn
 import click
 
 from lowtide import __version__
+from lowtide.commands.check import check
 from lowtide.commands.convert import convert
 from lowtide.commands.diff import diff
 from lowtide.commands.doctor import doctor
 from lowtide.commands.formats import formats
+from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
 from lowtide.commands.run import run
 from lowtide.commands.show import show
 from lowtide.commands.top import top
-from lowtide.errors import LowtideError
+from lowtide.errors import InfeasibleError, LowtideError
 from lowtide.suggest import did_you_mean
 
-__all__ = ["EXIT_BAD_INPUT", "EXIT_INTERRUPTED", "cli", "main"]
+__all__ = ["EXIT_BAD_INPUT", "EXIT_INFEASIBLE", "EXIT_INTERRUPTED", "cli", "main"]
 
 EXIT_BAD_INPUT = 2
+EXIT_INFEASIBLE = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -44,7 +47,8 @@ class _Group(click.Group):
 @click.group(
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done; 1 fault in lowtide itself; 2 bad input or usage; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 fault in lowtide itself; 2 bad input or usage; 3 budget too small; "
+    "130 interrupted.",
 )
 @click.version_option(__version__, prog_name="lowtide")
 def cli() -> None:
@@ -54,7 +58,7 @@ def cli() -> None:
     """
 
 
-for command in (show, top, diff, convert, formats, profile, doctor, run):
+for command in (show, top, diff, convert, formats, profile, doctor, run, plan, check):
     cli.add_command(command)
 
 
@@ -70,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_BAD_INPUT)
+    except InfeasibleError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_INFEASIBLE)
     except LowtideError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)

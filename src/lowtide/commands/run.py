@@ -13,6 +13,7 @@ from lowtide.documents import read_document, write_document
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.check import check
+from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
@@ -28,6 +29,10 @@ __all__ = ["run"]
     metavar="NAME|FILE",
     help="What runs the step: plain, recompute-all, or a program in a JSON file [plain].",
 )
+@click.option("--budget", metavar="BYTES", help="Plan for it first: 8GiB, 40% of the plain peak, or auto.")
+@click.option(
+    "--only", default="recompute", metavar="MEANS", help="For a budget: recompute, offload, or both: a,b."
+)
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu].")
@@ -37,6 +42,8 @@ __all__ = ["run"]
 def run(
     target: str,
     program: str,
+    budget: str | None,
+    only: str,
     save_program: str | None,
     timeline: str | None,
     device: str,
@@ -52,9 +59,18 @@ def run(
         from lowtide import zoo
         from lowtide.execute.backend import PROGRAMS
         from lowtide.execute.compare import compare
+        from lowtide.execute.fit import fit
 
-    planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
     built = zoo.build(target, device=device, seed=seed)
+    plan: Plan | None = None
+    if budget is not None:
+        if program != "plain":
+            raise click.UsageError("give a --budget or a --program, not both")
+        plan = fit(built.loss, built.model, *built.batch, budget=budget, only=only).plan
+        planner = _given(plan.program)
+        program = f"inside {format_bytes(plan.budget_bytes)}"
+    else:
+        planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
     found = compare(
         built.model,
         built.batch,
@@ -71,6 +87,9 @@ def run(
     if timeline is not None:
         write_document(timeline, found.recording)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
+    if plan is not None:
+        view |= {k: v for k, v in plan.as_json().items() if k != "predicted"}
+        view["predicted"]["seconds"] = plan.predicted.seconds
     if as_json:
         print_json(view)
         return
@@ -94,7 +113,11 @@ def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
             f"{name!r} is neither one of {choices} nor a file.{did_you_mean(name, known)}",
             param_hint="--program",
         )
-    program = read_document(name, Program)
+    return _given(read_document(name, Program))
+
+
+def _given(program: Program) -> Callable[[Graph], Program]:
+    """A planner that has its program already."""
 
     def planner(graph: Graph) -> Program:
         check(graph, program)

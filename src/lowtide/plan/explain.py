@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lowtide.graph import Graph, Tensor
 from lowtide.plan.memory import Memory, allocated_bytes
@@ -37,7 +37,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"beside     {format_bytes(plan.beside_bytes)} on the device that is no part of the step"
     yield from _table("made again, by the time it takes", _again(plan))
     yield from _table("sent to the host", _away(plan))
-    live = [(format_bytes(size), label, place) for size, label, place in at_peak(graph, plan.program, plan)]
+    rows = at_peak(graph, plan.program, plan.workspace_bytes)
+    live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
 
 
@@ -83,11 +84,10 @@ def _away(plan: Plan) -> list[tuple[str, str, str]]:
     return [(format_bytes(t.bytes), t.label, where(t)) for t in tensors]
 
 
-def at_peak(graph: Graph, program: Program, plan: Plan | None = None) -> list[tuple[int, str, str]]:
+def at_peak(graph: Graph, program: Program, workspace: Sequence[int] = ()) -> list[tuple[int, str, str]]:
     """Who is live at the program's peak besides leaves, largest first: bytes, name, source line."""
     memory = Memory(graph)
     leaves = set(memory.storage_of.values())
-    workspace = plan.workspace_bytes if plan is not None else ()
     most, found = -1, []
     for line in program.instructions:
         if not isinstance(line, Run):

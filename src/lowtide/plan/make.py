@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
+from lowtide.plan.infeasible import explained
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, Decisions, Plan, Side
 from lowtide.plan.problem import build_problem
@@ -62,11 +64,14 @@ def make_plan(
     problem = build_problem(graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
-    found = search(
-        problem, size - beside_bytes, time_limit=time_limit, seed=seed, progress=progress, only=only
-    )
+    try:
+        found = search(
+            problem, size - beside_bytes, time_limit=time_limit, seed=seed, progress=progress, only=only
+        )
+    except InfeasibleError as error:
+        raise explained(problem, error, size, beside_bytes, able) from None
     program = with_in_place(graph, found.program, able)
-    return _plan(graph, costs, found, program, size, peak, tuple(only), beside_bytes)
+    return _plan(graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)))
 
 
 def _plan(
@@ -78,6 +83,7 @@ def _plan(
     peak: int,
     only: tuple[str, ...],
     beside: int,
+    able: tuple[int, ...],
 ) -> Plan:
     timeline = simulate(graph, program, workspace_bytes=costs.workspace_bytes, seconds=costs.seconds)
     check(graph, program, budget=budget - beside, workspace_bytes=costs.workspace_bytes)
@@ -105,6 +111,7 @@ def _plan(
         program=program,
         workspace_bytes=tuple(costs.workspace_bytes),
         seconds=costs.seconds,
+        able=able,
         interrupted=found.interrupted,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,9 +62,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspace_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     """What each operator was taken to cost."""
+    able: tuple[int, ...] = ()
+    """Operators that may run in place."""
     interrupted: bool = False
     lowtide: Literal["plan"] = "plan"
     version: Literal[1] = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys as ``lowtide plan --json`` prints them."""
+        names = (
+            "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes",
+            "decisions", "solve_seconds", "checked", "method", "cost", "only", "beside_bytes", "interrupted",
+        )  # fmt: skip
+        found: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
+        return found
 
     def explain(self) -> str:
         """The plan in words: what is kept, recomputed and sent away, by size and source line."""

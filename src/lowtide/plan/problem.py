@@ -82,6 +82,14 @@ class Problem:
         return tuple(tuple(one) for one in found)
 
     @cached_property
+    def workspace_of_graph(self) -> tuple[int, ...]:
+        """Workspace bytes by operator of the graph."""
+        found = [0] * len(self.graph.ops)
+        for op, size in zip(self.ops, self.workspace, strict=True):
+            found[op] = size
+        return tuple(found)
+
+    @cached_property
     def total_time(self) -> int:
         """What running every operator once takes."""
         return sum(self.time)

@@ -1,0 +1,45 @@
+"""``lowtide check``."""
+
+from __future__ import annotations
+
+import click
+
+from lowtide.commands.common import json_option, print_json
+from lowtide.documents import read_document
+from lowtide.graph import validate
+from lowtide.plan.check import check as check_program
+from lowtide.plan.plan import Plan
+from lowtide.units import format_bytes
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("file", metavar="PLAN")
+@json_option
+def check(file: str, as_json: bool) -> None:
+    """Play a plan instruction by instruction and say whether it keeps its promise.
+
+    The checker shares no code with the planner: it counts storages, workspaces and copies by itself.
+    """
+    plan = read_document(file, Plan)
+    graph = validate(plan.graph)
+    budget = plan.budget_bytes - plan.beside_bytes
+    found = check_program(graph, plan.program, budget=budget, workspace_bytes=plan.workspace_bytes)
+    peak = found.peak_bytes + plan.beside_bytes
+    view = {
+        "file": file,
+        "checked": True,
+        "budget_bytes": plan.budget_bytes,
+        "peak_bytes": peak,
+        "promised_peak_bytes": plan.predicted.peak_bytes,
+        "runs": found.runs,
+        "operators": len(graph.ops),
+        "host_bytes": found.host_bytes,
+    }
+    if as_json:
+        print_json(view)
+        return
+    click.echo(f"{file}: {found.runs} runs of {len(graph.ops)} operators, every result is there")
+    click.echo(f"  peak    {format_bytes(peak)} at instruction {found.peak_at}")
+    click.echo(f"  budget  {format_bytes(plan.budget_bytes)}: kept")

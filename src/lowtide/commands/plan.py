@@ -1,0 +1,213 @@
+"""``lowtide plan``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.cost import Step
+from lowtide.cost.unit import unit_seconds
+from lowtide.documents import write_document
+from lowtide.errors import PlanError
+from lowtide.formats.registry import read_file
+from lowtide.graph import Graph
+from lowtide.needs import needs_torch
+from lowtide.plan.budget import parse_budget
+from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.sweep import Point, Sweep, sweep
+from lowtide.units import format_bytes, format_seconds
+
+__all__ = ["plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is to be planned, from a file or from a captured step."""
+
+    name: str
+    graph: Graph
+    costs: Costs
+    able: tuple[int, ...] = ()
+    beside: int = 0
+    free: int | None = None
+
+
+@click.command()
+@click.argument("target", metavar="FILE|TARGET")
+@click.option("--budget", metavar="BYTES", help="8GiB, 4500MiB, 40% of the plain peak, or auto.")
+@click.option("--sweep", "sweeping", is_flag=True, help="The whole trade-off between memory and time.")
+@click.option(
+    "--only",
+    default="recompute",
+    metavar="MEANS",
+    help="recompute, offload, or both with a comma [recompute].",
+)
+@click.option(
+    "--cost",
+    default=None,
+    metavar="COST",
+    help="measured, estimated, unit, or a FILE with costs [measured, or what the file has].",
+)
+@click.option(
+    "--device", type=Choice(["cpu", "cuda"]), help="For a TARGET; default: cuda where there is one."
+)
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0.1), default=10.0, metavar="S", help="A budget [10]."
+)
+@click.option("--seed", type=int, default=0, help="Of the search [0].")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan, or the sweep.")
+@click.option("--fresh", is_flag=True, help="Plan anew what the cache knows.")
+@click.option("--explain", is_flag=True, help="What is kept, made again, sent away; who is live at the peak.")
+@json_option
+def plan(
+    target: str,
+    budget: str | None,
+    sweeping: bool,
+    only: str,
+    cost: str | None,
+    device: str | None,
+    time_limit: float,
+    seed: int,
+    output: str | None,
+    fresh: bool,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Find the fastest program whose peak stays inside a budget, and prove how good it is.
+
+    FILE is a step in any format that says in which order operators run; TARGET is a network of the zoo,
+    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
+    """
+    if (budget is None) == (not sweeping):
+        raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
+    means = tuple(only.split(","))
+    source = _source(target, cost, device, means, fresh)
+    options: dict[str, Any] = {"only": means, "time_limit": time_limit, "seed": seed}
+    if sweeping:
+        found = sweep(source.graph, source.costs, able=source.able, beside_bytes=source.beside,
+                      progress=lambda text: _say(text, as_json), **options)  # fmt: skip
+        _show_sweep(found, source.name, output, as_json)
+        return
+    made = make_plan(
+        source.graph,
+        source.costs,
+        parse_budget(budget or ""),
+        able=source.able,
+        beside_bytes=source.beside,
+        free_bytes=source.free,
+        progress=None if as_json else _progress,
+        **options,
+    )
+    if output is not None:
+        write_document(output, made)
+    if as_json:
+        print_json({"target": source.name, **made.as_json()})
+    elif explain:
+        click.echo(made.explain())
+    else:
+        click.echo("\n".join(made.explain().splitlines()[:5]))
+
+
+def _source(target: str, cost: str | None, device: str | None, means: Sequence[str], fresh: bool) -> _Source:
+    if Path(target).is_file() and not target.endswith(".py"):
+        step = read_file(target).step
+        return _Source(target, step.graph, _file_costs(step, cost))
+    with needs_torch("planning a PyTorch step"):
+        from lowtide import zoo
+        from lowtide.cost.probe import best_device
+        from lowtide.execute.fit import fit
+        from lowtide.execute.room import Room
+
+    built = zoo.build(target, device=device or best_device())
+    origin = cost if cost in ("measured", "estimated") else "measured"
+    whole = fit(
+        built.loss, built.model, *built.batch, budget="100%", only=tuple(means), cost=origin, cache=not fresh
+    )
+    base = whole.plan
+    costs = Costs(base.seconds, base.workspace_bytes, origin)
+    if cost == "unit":
+        costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
+    elif cost is not None and cost != origin:
+        costs = _costs_from(cost, len(base.graph.ops))
+    leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
+    return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, Room(leaves).free_bytes())
+
+
+def _file_costs(step: Step, cost: str | None) -> Costs:
+    graph = step.graph
+    if cost == "unit":
+        return Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
+    if cost == "estimated":
+        with needs_torch("estimating costs for this machine"):
+            from lowtide.execute.planning import costs_of, device_of
+        return costs_of(graph, (), device_of(graph), None, "estimated")
+    if cost not in (None, "measured"):
+        return _costs_from(str(cost), len(graph.ops))
+    found = _costs_of_step(step, "imported")
+    if found is None:
+        raise PlanError(
+            "this file has no times; choose --cost unit or --cost estimated, or name a FILE with costs"
+        )
+    return found
+
+
+def _costs_from(file: str, operators: int) -> Costs:
+    if not Path(file).is_file():
+        raise PlanError(f"--cost {file}: neither measured, estimated, unit nor a file")
+    step = read_file(file).step
+    found = _costs_of_step(step, file)
+    if found is None or len(found.seconds) != operators:
+        raise PlanError(f"{file}: has no times for the {operators} operators of this step")
+    return found
+
+
+def _costs_of_step(step: Step, origin: str) -> Costs | None:
+    if not any(cost.seconds for cost in step.costs):
+        return None
+    seconds = tuple(float(c.seconds.value) if c.seconds else 0.0 for c in step.costs)
+    workspace = tuple(int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs)
+    return Costs(seconds, workspace if any(workspace) else (), origin)
+
+
+def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:
+    if not sys.stderr.isatty():
+        return
+    found = "no plan yet" if best is None else f"best {format_seconds(best)} more"
+    share = "" if gap is None else f", gap {gap:.1%}"
+    click.echo(f"\r{seconds:5.1f} s  {found}, bound {format_seconds(bound)}{share}   ", err=True, nl=False)
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        click.echo(text, err=True)
+
+
+def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> None:
+    if output is not None:
+        write_document(output, found)
+    if as_json:
+        print_json({"target": name, **found.as_json()})
+        return
+    click.echo(f"{name}: plain {format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}")
+    click.echo("  budget             peak      overhead     bound       gap  kept  again  away")
+    for point in found.points:
+        click.echo(_row(point, found))
+    low, floor = format_bytes(found.smallest_budget_bytes), format_bytes(found.floor_bytes)
+    click.echo(f"  smallest budget with a plan: {low}; none exists below {floor}")
+
+
+def _row(point: Point, found: Sweep) -> str:
+    share = point.budget_bytes / found.plain.peak_bytes
+    bar = "█" * round(24 * min(1.0, point.overhead / max(found.most_overhead, 1e-9)))
+    d = point.decisions
+    return (
+        f"  {share:4.0%} {format_bytes(point.budget_bytes):>12}  {format_bytes(point.peak_bytes):>12}  "
+        f"{point.overhead:+9.2%}  {point.bound_overhead:+8.2%}  {point.gap:7.2%}  "
+        f"{d.kept:4}  {d.recomputed:5}  {d.offloaded:4}  {bar}"
+    )

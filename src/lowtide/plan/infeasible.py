@@ -1,0 +1,46 @@
+"""A budget that is too small, told so that the user knows what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lowtide.errors import InfeasibleError
+from lowtide.graph import RESIDENT_ROLES
+from lowtide.plan.explain import at_peak
+from lowtide.plan.in_place import with_in_place
+from lowtide.plan.lower import lower
+from lowtide.plan.memory import allocated_bytes
+from lowtide.plan.problem import Problem
+from lowtide.plan.smallest import smallest_budget
+from lowtide.units import format_bytes
+
+__all__ = ["explained"]
+
+_ROWS = 8
+_SECONDS = 2.0
+
+
+def explained(
+    problem: Problem, error: InfeasibleError, budget: int, beside: int, able: Collection[int]
+) -> InfeasibleError:
+    """The error with who is live at the peak of the smallest plan that is known, and what would help."""
+    graph = problem.graph
+    smallest = smallest_budget(problem, time_limit=_SECONDS)
+    known = min(smallest.budget, error.smallest_budget) + beside
+    program = with_in_place(graph, lower(problem, smallest.events), able)
+    rows = at_peak(graph, program, problem.workspace_of_graph)
+    leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
+    lines = [
+        f"no plan fits {format_bytes(budget)} ({budget} bytes); the smallest budget with a plan is "
+        f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(error.floor + beside)}",
+        "live at its peak:",
+        f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
+    ]
+    if beside:
+        lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
+    for size, label, place in rows[:_ROWS]:
+        lines.append(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}")
+    lines.append(
+        "what would help: a smaller batch or image, half precision, cutting the largest operators into tiles"
+    )
+    return InfeasibleError("\n".join(lines), budget=budget, smallest_budget=known, floor=error.floor + beside)
