@@ -20,6 +20,7 @@ $(READY): pyproject.toml
 
 demo: setup
 	$(BIN)/python examples/show_documents.py
+	$(BIN)/lowtide demo
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q

@@ -13,6 +13,7 @@ import click
 from lowtide import __version__
 from lowtide.commands.check import check
 from lowtide.commands.convert import convert
+from lowtide.commands.demo import demo
 from lowtide.commands.diff import diff
 from lowtide.commands.doctor import doctor
 from lowtide.commands.formats import formats
@@ -58,7 +59,7 @@ def cli() -> None:
     """
 
 
-for command in (show, top, diff, convert, formats, profile, doctor, run, plan, check):
+for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check):
     cli.add_command(command)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd.profiler import record_function
 
 __all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 
@@ -52,7 +51,8 @@ class _CpuMarker(Marker):
         self._open: Any = None
 
     def before(self, op: int) -> None:
-        self._open = record_function(f"{_PREFIX}{op}")
+        # not the usual record_function: a dispatch mode takes that for an operator, with a range of its own
+        self._open = torch._C._profiler._RecordFunctionFast(f"{_PREFIX}{op}")  # noqa: SLF001
         self._open.__enter__()
 
     def after(self, op: int) -> None:  # noqa: ARG002

@@ -1,0 +1,146 @@
+"""``lowtide demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lowtide.commands.common import console, json_option, print_json
+from lowtide.errors import FileError, InfeasibleError
+from lowtide.files import write_atomically
+from lowtide.needs import needs_torch
+from lowtide.report.curve import draw
+from lowtide.report.page import Case, page
+from lowtide.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.execute.compare import Comparison
+    from lowtide.plan.plan import Plan
+    from lowtide.zoo import Built
+
+__all__ = ["demo"]
+
+TARGET = "unet:base=2,batch=17,size=380"
+SHARES = ("100%", "50%", "25%")
+
+
+@click.command()
+@click.argument("target", default=TARGET)
+@click.option("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu].")
+@click.option("-o", "--output", default=".demo/memory.html", metavar="FILE", help="The page to write.")
+@click.option("--repeats", type=click.IntRange(min=1), default=2, help="Timed steps each way [2].")
+@json_option
+def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> None:
+    """Run a network at 100, 50 and 25% of its memory, compare, and write a page.
+
+    The network is captured, planned for each budget, run and compared with eager PyTorch. A budget that is
+    too small is said to be, and the smallest one that works is taken instead.
+    """
+    with needs_torch("the demo"):
+        from lowtide import zoo
+
+    built = zoo.build(target, device=device)
+    cases: list[Case] = []
+    views: list[dict[str, Any]] = []
+    for share in SHARES:
+        _say(f"{built.name} at {share} of its memory: capturing, planning, running, comparing …", as_json)
+        plan, note = _planned(built, share)
+        found = _compared(built, plan, repeats)
+        if not cases:
+            cases.append(_eager(found))
+        cases.append(_case(share, plan, found, note))
+        views.append({"share": share, "note": note, **plan.as_json(), **found.as_json()})
+    _write(built.name, cases, output, device)
+    if as_json:
+        print_json({"target": built.name, "device": device, "page": output, "runs": views})
+        return
+    _print(built.name, cases, output)
+
+
+def _planned(built: Built, share: str) -> tuple[Plan, str]:
+    from lowtide.execute.fit import fit
+
+    example = (built.model, *built.batch)
+    try:
+        return fit(built.loss, *example, budget=share).plan, ""
+    except InfeasibleError as error:
+        smallest = error.smallest_budget
+        note = f"{share} is too small: the smallest budget with a plan is {format_bytes(smallest)}"
+        return fit(built.loss, *example, budget=smallest).plan, note
+
+
+def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
+    from lowtide.execute.compare import compare
+
+    return compare(
+        built.model,
+        built.batch,
+        built.loss,
+        lambda _: plan.program,
+        trains=built.trains,
+        update=built.ending,
+        repeats=repeats,
+    )
+
+
+def _eager(found: Comparison) -> Case:
+    side = found.eager
+    return Case("eager PyTorch", None, None, side.peak_bytes, side.seconds, True, (), 0)
+
+
+def _case(share: str, plan: Plan, found: Comparison, note: str) -> Case:
+    timeline = found.recording.timeline
+    return Case(
+        name=f"Lowtide at {share}",
+        budget_bytes=plan.budget_bytes,
+        predicted_bytes=plan.predicted.peak_bytes,
+        peak_bytes=found.measured.peak_bytes,
+        seconds=found.measured.seconds,
+        bitwise=found.bitwise,
+        live_bytes=timeline.live_bytes,
+        resident_bytes=timeline.resident_bytes,
+        note=note,
+    )
+
+
+def _write(name: str, cases: list[Case], output: str, device: str) -> None:
+    about = f"A training step of {name} on {device}: the memory it takes, before and inside budgets."
+    text = page("Lowtide: the same step in less memory", about, cases, "lowtide demo")
+    try:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{output}: cannot be written: {error.strerror}") from error
+    write_atomically(output, text.encode())
+
+
+def _print(name: str, cases: list[Case], output: str) -> None:
+    out = console()
+    click.echo(name)
+    click.echo(
+        "  run                    budget     predicted      measured          time  over eager  result"
+    )
+    for case in cases:
+        budget = "–" if case.budget_bytes is None else format_bytes(case.budget_bytes)
+        predicted = "–" if case.predicted_bytes is None else format_bytes(case.predicted_bytes)
+        result = "bitwise equal" if case.bitwise else "different"
+        ratio = f"{case.seconds / cases[0].seconds:.2f} ×"
+        click.echo(
+            f"  {case.name:<16}  {budget:>12}  {predicted:>12}  {format_bytes(case.peak_bytes):>12}  "
+            f"{format_seconds(case.seconds):>12}  {ratio:>10}  {result}"
+        )
+        if case.note:
+            click.echo(f"    {case.note}")
+    for case in (cases[1], cases[-1]):
+        click.echo("")
+        click.echo(f"{case.name}: live bytes by operator run")
+        height = max(1, round(6 * case.peak_bytes / cases[1].peak_bytes))
+        for line in draw(case.live_bytes, width=min(out.width, 110) - 4, height=height):
+            click.echo(f"  {line}")
+    click.echo(f"\nthe page: {output}")
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        click.echo(text, err=True)
