@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, LowtideError, PlanError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.room import Room
-from lowtide.graph import Graph
+from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget, parse_budget
 from lowtide.plan.check import check
 from lowtide.plan.make import Costs, make_plan
@@ -72,6 +72,9 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
     able = able_in_place(joint)
     targets = [call.target for call in joint.calls]
     costs = costs_of(graph, targets, device, run, settings.cost)
+    if settings.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
+        # a share is one of a training step; evaluation keeps nothing for backward as it is
+        settings = replace(settings, budget=Budget(share=1.0))
     free = room.free_bytes() if settings.budget.auto else None
     beside = room.beside_bytes()
     kept = _Kept(graph, able, settings, device, beside, free)

@@ -1,0 +1,125 @@
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lowtide.commands.main import cli, main
+
+SEED = str(next((Path(__file__).parents[2] / "examples" / "documents").glob("000_*.txt")))
+KEYS = {
+    "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes", "decisions",
+    "solve_seconds", "checked",
+}  # fmt: skip
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def test_seed_000_at_70_percent_costs_31_units_proven():
+    result = invoke("plan", SEED, "--cost", "unit", "--only", "recompute", "--budget", "70%", "--json")
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert set(view) >= KEYS
+    assert view["plain"]["peak_bytes"] == 7_329_956_112
+    assert round(view["overhead"] * 267) == 31
+    assert view["gap"] == 0
+    assert view["checked"] is True
+    assert view["predicted"]["peak_bytes"] <= view["budget_bytes"]
+    assert set(view["decisions"]) == {"kept", "recomputed", "offloaded", "in_place"}
+
+
+def test_a_plan_is_written_and_checked(tmp_path):
+    path = tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+    result = invoke("check", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["peak_bytes"] <= view["budget_bytes"]
+    assert view["peak_bytes"] == view["promised_peak_bytes"]
+
+
+def test_a_plan_that_lies_is_caught(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+    plan = json.loads(path.read_text())
+    plan["budget_bytes"] //= 2
+    path.write_text(json.dumps(plan))
+    with pytest.raises(SystemExit) as caught:
+        main(["check", str(path)])
+    assert caught.value.code == 2
+    assert "more than the budget" in capsys.readouterr().err
+
+
+def test_a_plan_that_skips_an_operator_is_caught(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+    plan = json.loads(path.read_text())
+    runs = [k for k, line in enumerate(plan["program"]["forward"]) if line["type"] == "run"]
+    del plan["program"]["forward"][runs[3]]
+    path.write_text(json.dumps(plan))
+    with pytest.raises(SystemExit) as caught:
+        main(["check", str(path)])
+    assert caught.value.code == 2
+    assert "instruction" in capsys.readouterr().err
+
+
+def test_a_budget_that_is_too_small_exits_3_and_says_what_works(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", SEED, "--cost", "unit", "--budget", "10%"])
+    assert caught.value.code == 3
+    said = capsys.readouterr().err
+    assert "the smallest budget with a plan is" in said
+    assert "live at its peak" in said
+    assert "what would help" in said
+
+
+def test_explain_names_what_is_made_again():
+    result = invoke("plan", SEED, "--cost", "unit", "--budget", "70%", "--explain")
+    assert "made again" in result.stdout
+    assert "live at the peak" in result.stdout
+    assert "proven optimal" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SEED], "--budget"),
+        ([SEED, "--budget", "50%", "--sweep"], "--budget"),
+        ([SEED, "--budget", "50%"], "no times"),
+        ([SEED, "--budget", "lots", "--cost", "unit"], "8GiB"),
+        ([SEED, "--budget", "50%", "--cost", "nowhere.json"], "nowhere.json"),
+        ([SEED, "--budget", "50%", "--cost", "unit", "--only", "magic"], "magic"),
+        (["unett", "--budget", "50%"], "Did you mean 'unet'"),
+    ],
+)
+def test_bad_usage_exits_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_target_is_captured_measured_and_planned(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    target = "gpt2:batch=2,layers=2,width=32,heads=2,length=32,vocab=100"
+    result = invoke("plan", target, "--budget", "75%", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["predicted"]["peak_bytes"] <= view["budget_bytes"] < view["plain"]["peak_bytes"]
+    assert view["cost"] == "measured"
+
+
+def test_a_sweep_is_monotone(tmp_path):
+    path = tmp_path / "sweep.json"
+    result = invoke("plan", SEED, "--cost", "unit", "--sweep", "--time-limit", "1", "-o", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    points = view["points"]
+    assert len(points) >= 5
+    assert all(a["budget_bytes"] > b["budget_bytes"] for a, b in itertools.pairwise(points))
+    assert all(a["overhead"] <= b["overhead"] for a, b in itertools.pairwise(points))
+    assert all(p["bound_overhead"] <= p["overhead"] + 1e-12 for p in points)
+    assert json.loads(path.read_text())["lowtide"] == "sweep"

@@ -1,0 +1,177 @@
+"""fit: the same step inside a budget."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import InfeasibleError, PlanError
+from lowtide.execute.compare import compare
+from lowtide.plan.program import Run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch._dynamo.reset()
+    return tmp_path
+
+
+def network():
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(3):
+        layers += [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(32, 1))
+
+
+def loss(model, x):
+    return model(x).square().mean()
+
+
+def batch(rows=256):
+    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(1))
+
+
+def left_behind(model, step, x):
+    torch.manual_seed(5)
+    model.zero_grad()
+    result = step(model, x)
+    result.backward()
+    return [result.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_fitted_step_is_the_same_step():
+    model, x = network(), batch()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, x, budget="60%")
+    assert any(isinstance(line, Run) for line in step.plan.program.instructions)
+    assert step.plan.decisions.recomputed > 0
+    assert step.plan.predicted.peak_bytes <= step.plan.budget_bytes < step.plan.plain.peak_bytes
+    for _ in range(2):
+        assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+
+
+def test_the_measured_peak_stays_inside_the_budget():
+    model, x = network(), batch(512)
+    plan = lowtide.fit(loss, model, x, budget="55%").plan
+    found = compare(model, (x,), loss, lambda _: plan.program, repeats=1)
+    assert found.bitwise
+    assert found.measured.peak_bytes <= plan.budget_bytes * 1.005
+    assert found.measured.peak_bytes < found.eager.peak_bytes
+
+
+def test_fitting_leaves_no_trace():
+    model, x = network(), batch()
+    model(x).sum().backward()
+    before = [p.grad.clone() for p in model.parameters()] + [t.clone() for t in model.state_dict().values()]
+    state = torch.get_rng_state()
+    lowtide.fit(loss, model, x, budget="60%")
+    after = [p.grad for p in model.parameters()] + list(model.state_dict().values())
+    assert same(before, after)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_closure_is_left_alone_too():
+    model, x = network(), batch()
+    before = [t.clone() for t in model.state_dict().values()]
+    step = lowtide.fit(lambda x: model(x).square().mean(), x, budget="60%")
+    assert same(before, model.state_dict().values())
+    step(x).backward()
+    assert not same(before, model.state_dict().values())
+
+
+def test_the_backend_takes_a_budget():
+    model, x = network(), batch()
+    twin = copy.deepcopy(model)
+    step = torch.compile(loss, backend="lowtide", options={"budget": "60%"}, fullgraph=True)
+    assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+
+
+def test_other_shapes_are_planned_when_they_come():
+    model = network()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, batch(), budget="60%")
+    first = step.plan
+    for rows in (128, 64, 128):
+        assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
+    assert step.plan is not first
+    assert step.plan.budget_bytes < first.budget_bytes
+
+
+def test_evaluation_without_gradients():
+    model, x = network(), batch()
+    step = lowtide.fit(loss, model, x, budget="60%")
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(step(model, x), loss(model, x))
+
+
+def test_too_small_a_budget_names_the_one_that_works():
+    model, x = network(), batch()
+    with pytest.raises(InfeasibleError) as caught:
+        lowtide.fit(loss, model, x, budget=1000)
+    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget)
+    assert step.plan.predicted.peak_bytes <= caught.value.smallest_budget
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": "much"}, {"budget": "1GiB", "only": "magic"}, {"budget": "1GiB", "cost": "guess"}]
+)
+def test_nonsense_is_refused(options):
+    with pytest.raises(PlanError):
+        lowtide.fit(loss, network(), batch(), **options)
+
+
+def plans(cache):
+    return sorted((cache / "plans").glob("plan-*.json"))
+
+
+def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
+    model, x = network(), batch()
+    first = lowtide.fit(loss, model, x, budget="60%").plan
+    (path,) = plans(cache)
+    torch._dynamo.reset()
+
+    def never(*_, **__):
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr("lowtide.execute.planning.make_plan", never)
+    assert lowtide.fit(loss, model, x, budget="60%").plan == first
+    assert path.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "swap", "empty", "other", "binary"])
+def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
+    model, x = network(), batch()
+    first = lowtide.fit(loss, model, x, budget="60%").plan
+    (path,) = plans(cache)
+    data = path.read_bytes()
+    if damage == "swap":
+        plan = json.loads(data)
+        plan["program"]["forward"].reverse()
+        data = json.dumps(plan).encode()
+    elif damage == "other":
+        plan = json.loads(data)
+        plan["graph"]["ops"] = plan["graph"]["ops"][:-1]
+        data = json.dumps(plan).encode()
+    else:
+        data = {"cut": data[: len(data) // 2], "empty": b"", "binary": b"\x00\xff" * 100}[damage]
+    path.write_bytes(data)
+    torch._dynamo.reset()
+    again = lowtide.fit(loss, model, x, budget="60%").plan
+    assert again.program == first.program
+    assert path.read_bytes() != data
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "file"))
+    assert lowtide.fit(loss, network(), batch(), budget="60%").plan.checked
