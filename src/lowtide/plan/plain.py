@@ -7,14 +7,23 @@ from collections.abc import Iterable, Sequence
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
-__all__ = ["kept_throughout", "offload_all", "recompute_all", "store_all", "with_update"]
+__all__ = [
+    "forward_count",
+    "kept_throughout",
+    "makers_of",
+    "offload_all",
+    "recompute_all",
+    "store_all",
+    "with_drops",
+    "with_update",
+]
 
 
 def store_all(graph: Graph) -> Program:
     """Every operator once, in program order; each tensor is dropped after its last use."""
     order = list(range(len(graph.ops)))
-    split = _split(graph)
-    return Program(*_with_drops(graph, order[:split], order[split:]))
+    split = forward_count(graph)
+    return Program(*with_drops(graph, order[:split], order[split:]))
 
 
 def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
@@ -23,18 +32,18 @@ def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
     With ``each_use`` it is made again for every backward operator that reads it, from leaves alone: the
     harshest Program there is. Both stand for exactness, not for speed.
     """
-    split = _split(graph)
+    split = forward_count(graph)
     producer = {t: k for k in range(split) for t in graph.ops[k].outputs}
     kept = set(kept_throughout(graph))
     held = set(kept)
     backward: list[int] = []
     for k in range(split, len(graph.ops)):
         wanted = [t for t in graph.ops[k].reads if t in producer and t not in held]
-        makers = _makers(graph, wanted, producer, held)
+        makers = makers_of(graph, wanted, producer, held)
         if not each_use:
             held.update(t for maker in makers for t in graph.ops[maker].outputs)
         backward += [*makers, k]
-    return Program(*_with_drops(graph, list(range(split)), backward))
+    return Program(*with_drops(graph, list(range(split)), backward))
 
 
 def offload_all(graph: Graph) -> Program:
@@ -73,7 +82,7 @@ def _offloadable(graph: Graph) -> set[int]:
 def with_update(graph: Graph, program: Program) -> Program:
     """A Program of forward and backward, with the update phase of the graph behind it, each operator once."""
     runs = [k for k, op in enumerate(graph.ops) if op.phase is Phase.UPDATE]
-    lines, _ = _with_drops(graph, runs, ())
+    lines, _ = with_drops(graph, runs, ())
     return Program(program.forward, program.backward + lines)
 
 
@@ -89,12 +98,12 @@ def kept_throughout(graph: Graph) -> list[int]:
     ]
 
 
-def _split(graph: Graph) -> int:
+def forward_count(graph: Graph) -> int:
     """How many operators belong to forward: they come first."""
     return sum(op.phase is Phase.FORWARD for op in graph.ops)
 
 
-def _makers(graph: Graph, wanted: Iterable[int], producer: dict[int, int], kept: set[int]) -> list[int]:
+def makers_of(graph: Graph, wanted: Iterable[int], producer: dict[int, int], kept: set[int]) -> list[int]:
     """Forward operators, in order, that make these tensors from what is kept."""
     found: set[int] = set()
     stack = [producer[t] for t in wanted]
@@ -106,7 +115,7 @@ def _makers(graph: Graph, wanted: Iterable[int], producer: dict[int, int], kept:
     return sorted(found)
 
 
-def _with_drops(
+def with_drops(
     graph: Graph, forward: Sequence[int], backward: Sequence[int]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
     """Runs, with each tensor dropped right after its last use before it is made again, or at all."""
