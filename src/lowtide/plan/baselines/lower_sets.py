@@ -28,7 +28,9 @@ MOST_SETS = 1000
 MOST_PRUNED = 300
 """Of the approximate method's, one an operator, so many are looked at."""
 _MOST_UNITS = 500
-_OF_THE_BUDGET = (1.3, 1.2, 1.15, 1.1, 1.07, 1.04, 1.0, 0.97, 0.93, 0.88, 0.8, 0.7)
+_OF_THE_BUDGET = [percent / 100 for percent in range(130, 68, -2)]
+"""What the tables are asked for, one after the other: they count bytes more coarsely than the simulation."""
+_ENOUGH = 3
 
 Booleans = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -38,14 +40,16 @@ def lower_sets_exact(
     graph: Graph, seconds: Sequence[float], budget: int, *, workspace_bytes: Sequence[int] = ()
 ) -> Program:
     """The best sequence among all lower sets; a PlanError where there are more than MOST_SETS."""
-    return _planned(graph, _all_sets(_needs(graph)), seconds, budget, workspace_bytes)
+    needs = _needs(graph)
+    families = (_all_sets(needs), _spanned(graph, needs))  # the smaller one for what the larger counts wrong
+    return _planned(graph, families, seconds, budget, workspace_bytes)
 
 
 def lower_sets_approximate(
     graph: Graph, seconds: Sequence[float], budget: int, *, workspace_bytes: Sequence[int] = ()
 ) -> Program:
     """The best sequence among the lower sets that a single operator spans."""
-    return _planned(graph, _spanned(graph, _needs(graph)), seconds, budget, workspace_bytes)
+    return _planned(graph, [_spanned(graph, _needs(graph))], seconds, budget, workspace_bytes)
 
 
 def _needs(graph: Graph) -> list[int]:
@@ -139,9 +143,9 @@ class _Facts:
         took = again.astype(float) @ self.seconds
         took[-1] = 0.0  # the last segment is still there when backward begins
         kept = (self.crossing & own).astype(float) @ self.bytes
-        begin = np.where(own, self.first, len(self.beside)).min(1, initial=len(self.beside))
-        end = np.where(own, self.last, -1).max(1, initial=-1)
-        begin[-1] = 0
+        begin = np.where(fresh, self.first, len(self.beside)).min(1, initial=len(self.beside))
+        end = np.where(fresh, self.last, -1).max(1, initial=-1)
+        begin[-1], end[-1] = 0, max(end[-1], 0)
         at = np.arange(len(self.beside))
         live = np.where(
             (at >= begin[:, None]) & (at <= end[:, None]), self.alive - self.alive[start] + self.beside, 0.0
@@ -150,22 +154,31 @@ class _Facts:
 
 
 def _planned(
-    graph: Graph, sets: Sequence[int], seconds: Sequence[float], budget: int, workspace: Sequence[int]
+    graph: Graph,
+    families: Sequence[Sequence[int]],
+    seconds: Sequence[float],
+    budget: int,
+    workspace: Sequence[int],
 ) -> Program:
-    facts = _Facts(graph, sets, seconds, workspace)
-    return cheapest(graph, seconds, budget, _programs(graph, facts, budget), workspace_bytes=workspace)
+    tables = (_Facts(graph, sets, seconds, workspace) for sets in families)
+    programs = (program for facts in tables for program in _programs(graph, facts, budget, workspace))
+    return cheapest(graph, seconds, budget, programs, workspace_bytes=workspace)
 
 
-def _programs(graph: Graph, facts: _Facts, budget: int) -> Iterator[Program]:
-    """A Program for each of several budgets: the tables count bytes more coarsely than the simulation."""
+def _programs(graph: Graph, facts: _Facts, budget: int, workspace: Sequence[int]) -> Iterator[Program]:
+    """Programs for budgets around the one asked for, until a few fit."""
     edges = [facts.segments(start) for start in range(len(facts.within))]
+    seen: set[tuple[int, ...]] = set()
+    fitting = 0
     for share in _OF_THE_BUDGET:
         path = _shortest(facts, edges, budget * share)
-        if path:
-            segment = np.zeros(facts.within.shape[1], int)
-            for one in path[:-1]:
-                segment += ~facts.within[one]
-            yield segmented(graph, segment.tolist())
+        if path is None or fitting == _ENOUGH:
+            return
+        if tuple(path) not in seen:
+            seen.add(tuple(path))
+            program = segmented(graph, (~facts.within[path[:-1]]).sum(0).tolist())
+            fitting += simulate(graph, program, workspace_bytes=workspace).peak_bytes <= budget
+            yield program
 
 
 def _shortest(
