@@ -9,6 +9,7 @@ is the least that is kept when so many units of recomputation led to the set.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,10 @@ __all__ = ["lower_sets_approximate", "lower_sets_exact"]
 
 MOST_SETS = 1000
 """More lower sets than these are too many for the exact method."""
-MOST_PRUNED = 300
+MOST_PRUNED = 200
 """Of the approximate method's, one an operator, so many are looked at."""
-_MOST_UNITS = 500
-_OF_THE_BUDGET = [percent / 100 for percent in range(130, 68, -2)]
+_MOST_UNITS = 300
+_OF_THE_BUDGET = [percent / 100 for percent in range(130, 68, -3)]
 """What the tables are asked for, one after the other: they count bytes more coarsely than the simulation."""
 _ENOUGH = 3
 
@@ -98,6 +99,18 @@ def _spanned(graph: Graph, needs: Sequence[int]) -> list[int]:
     return found
 
 
+class Segments(NamedTuple):
+    """From one lower set to each of several."""
+
+    to: npt.NDArray[np.intp]
+    seconds: Floats
+    """What is made again."""
+    kept: Floats
+    """Bytes kept more."""
+    peak: Floats
+    """Bytes in backward, without what was kept before."""
+
+
 class _Facts:
     """A row a lower set; a column a storage, an operator of forward, or one of backward."""
 
@@ -114,10 +127,10 @@ class _Facts:
         self.within = np.array([[one >> k & 1 for k in range(split)] for one in sets], bool)
         self.owns = self.within[:, list(home.values())].reshape(len(sets), len(home))
         reader = np.zeros((split, len(home)), bool)
-        self.makes = np.zeros((split, len(home)), bool)
+        self.makes = np.zeros((split, len(home)), np.float32)
         for k, op in enumerate(graph.ops[:split]):
             reader[k, [column[storage[t]] for t in op.reads if storage[t] in column]] = True
-            self.makes[k, [column[storage[t]] for t in op.outputs if storage[t] in column]] = True
+            self.makes[k, [column[storage[t]] for t in op.outputs if storage[t] in column]] = 1.0
         outside = (~self.within).astype(np.float32) @ reader.astype(np.float32) > 0
         self.crossing: Booleans = self.owns & outside
         later = len(graph.ops) - split
@@ -134,23 +147,23 @@ class _Facts:
         self.beside: Floats = np.array(plain, float) - alive.sum(0)
         """What else is there at each operator of backward."""
 
-    def segments(self, start: int) -> tuple[Floats, Floats, Floats]:
-        """For the segment from a set to each: seconds again, bytes kept more, and peak without the kept."""
-        inside = self.within & ~self.within[start]
-        own = self.owns & ~self.owns[start]
-        fresh = own & ~self.crossing
-        again = inside & (fresh.astype(np.float32) @ self.makes.T.astype(np.float32) > 0)
-        took = again.astype(float) @ self.seconds
-        took[-1] = 0.0  # the last segment is still there when backward begins
-        kept = (self.crossing & own).astype(float) @ self.bytes
+    def segments(self, start: int) -> Segments:
+        """The segments from one set to those around it."""
+        to = np.flatnonzero(~(self.within[start] & ~self.within).any(1))
+        to = to[to > start]
+        own = self.owns[to] & ~self.owns[start]
+        fresh = own & ~self.crossing[to]
+        again = fresh.astype(np.float32) @ self.makes.T > 0
+        took = (again & self.within[to] & ~self.within[start]).astype(float) @ self.seconds
+        kept = (own & ~fresh).astype(float) @ self.bytes
         begin = np.where(fresh, self.first, len(self.beside)).min(1, initial=len(self.beside))
         end = np.where(fresh, self.last, -1).max(1, initial=-1)
-        begin[-1], end[-1] = 0, max(end[-1], 0)
+        if len(to):  # the last segment is still there when backward begins
+            took[-1], begin[-1], end[-1] = 0.0, 0, max(end[-1], 0)
         at = np.arange(len(self.beside))
-        live = np.where(
-            (at >= begin[:, None]) & (at <= end[:, None]), self.alive - self.alive[start] + self.beside, 0.0
-        )
-        return took, kept, live.max(1, initial=0.0)
+        here = (at >= begin[:, None]) & (at <= end[:, None])
+        live = np.where(here, self.alive[to] - self.alive[start] + self.beside, 0.0)
+        return Segments(to, took, kept, live.max(1, initial=0.0))
 
 
 def _planned(
@@ -181,9 +194,7 @@ def _programs(graph: Graph, facts: _Facts, budget: int, workspace: Sequence[int]
             yield program
 
 
-def _shortest(
-    facts: _Facts, edges: Sequence[tuple[Floats, Floats, Floats]], budget: float
-) -> list[int] | None:
+def _shortest(facts: _Facts, edges: Sequence[Segments], budget: float) -> list[int] | None:
     """The sets of the cheapest sequence whose segments all fit, smallest first; the empty one is left out."""
     whole = float(facts.seconds.sum())
     exact = whole <= _MOST_UNITS and bool((facts.seconds == facts.seconds.round()).all())
@@ -193,16 +204,12 @@ def _shortest(
     front = np.full((count, most + 1), np.inf)
     came = np.zeros((count, most + 1, 2), np.int32)
     front[0, 0] = 0.0
-    size = facts.within.sum(1)
-    for start in range(count - 1):
-        took, kept, peak = edges[start]
-        grows = (size > size[start]) & ~(facts.within[start] & ~facts.within).any(1)
-        units = np.rint(took / unit).astype(int)
+    for start, edge in enumerate(edges):
         spent = np.flatnonzero(front[start] < np.minimum.accumulate([np.inf, *front[start, :-1]]))
         held = front[start, spent][:, None]
-        at = units + spent[:, None]
-        which, to = np.nonzero(grows & (held + peak <= budget) & (at <= most))
-        at, value = at[which, to], (held + kept)[which, to]
+        at = np.rint(edge.seconds / unit).astype(int) + spent[:, None]
+        which, place = np.nonzero((held + edge.peak <= budget) & (at <= most))
+        to, at, value = edge.to[place], at[which, place], (held + edge.kept)[which, place]
         better = value < front[to, at]  # no two of them meet: the same set is reached at different units
         to, at = to[better], at[better]
         front[to, at] = value[better]
