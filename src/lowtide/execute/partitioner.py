@@ -33,7 +33,7 @@ def partitioner(
 
 
 def partitioned(joint: Joint, share: float) -> Program:
-    """The Program that keeps what the partitioner saves at a share; a PlanError where it fails on the step."""
+    """The Program that keeps what the partitioner saves at a share; a PlanError where it fails."""
     nodes = {node.name: node for node in joint.tensor_of}
     module = _copied(joint)
     try:
@@ -43,7 +43,7 @@ def partitioned(joint: Joint, share: float) -> Program:
             )
     except Exception as error:  # whatever it raises: it is known to fail on BatchNorm without decompositions
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise PlanError(f"PyTorch's partitioner fails on this step at a budget of {share:g}: {said}") from error
+        raise PlanError(f"PyTorch's partitioner fails at a budget of {share:g}: {said}") from error
     results: Sequence[object] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     names = [node.name for node in results[len(joint.outputs) :] if isinstance(node, fx.Node)]
     unknown = [name for name in names if name not in nodes]

@@ -1,8 +1,8 @@
 """The planners of others, to hold ours against.
 
-Each is called as ``planner(graph, seconds, budget, workspace_bytes=...)`` with a figure an operator, and gives
-a Program whose simulated peak is inside the budget, or a PlanError. PyTorch's partitioner needs a captured
-step and is found in ``execute/partitioner.py``.
+Each is called as ``planner(graph, seconds, budget, workspace_bytes=...)``, with seconds and bytes for every
+operator, and gives a Program whose simulated peak is inside the budget, or a PlanError. PyTorch's partitioner
+needs a captured step and is found in ``execute/partitioner.py``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An integer program: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization"
-(2020), solved by HiGHS for small steps.
+"""An integer program, solved by HiGHS for small steps: Jain et al., "Checkmate: Breaking the Memory Wall with
+Optimal Tensor Rematerialization" (2020).
 
 The frontier advances by one operator a stage: stage ``t`` ends with the first run of operator ``t``; before
 it, earlier operators may run again, each at most once and in program order.
@@ -11,6 +11,7 @@ it, earlier operators may run again, each at most once and in program order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import highspy
@@ -52,7 +53,7 @@ def checkmate(
         again = _solved(model, time_limit, asked)
         stages = [[k for k in range(t + 1) if again[model.runs[t, k]]] for t in range(len(graph.ops))]
         split = forward_count(graph)
-        forward, backward = (sum(part, []) for part in (stages[:split], stages[split:]))
+        forward, backward = (list(itertools.chain(*part)) for part in (stages[:split], stages[split:]))
         return Program(*with_drops(graph, forward, backward))
 
     return within(graph, budget, plan, workspace_bytes=workspace_bytes)
@@ -95,7 +96,7 @@ class _Staged:
 
     def _makers(self) -> dict[int, int]:
         """The first operator that writes each tensor, -1 for what is given; leaves are there throughout."""
-        maker = {t: -1 for t in Memory(self.graph).storage_of}
+        maker = dict.fromkeys(Memory(self.graph).storage_of, -1)
         for k in reversed(range(self.last + 1)):
             maker.update(dict.fromkeys(self.graph.ops[k].outputs, k))
         return {t: k for t, k in maker.items() if self.graph.tensors[t].role not in RESIDENT_ROLES}
@@ -180,14 +181,14 @@ def _solved(model: _Staged, time_limit: float, budget: int) -> list[bool]:
     lp.a_matrix_.start_ = np.cumsum([0, *(len(terms) for terms, _ in model.rows)])
     lp.a_matrix_.index_ = np.array([column for terms, _ in model.rows for column, _ in terms], np.int32)
     lp.a_matrix_.value_ = np.array([factor for terms, _ in model.rows for _, factor in terms], float)
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in (("output_flag", False), ("time_limit", time_limit), ("mip_rel_gap", 0.0)):
         solver.setOptionValue(name, value)
     solver.passModel(lp)
     solver.run()
     status = solver.getModelStatus()
-    if status is highspy.HighsModelStatus.kInfeasible or status == highspy.HighsModelStatus.kInfeasible:
-        raise PlanError(f"no plan inside the budget of {format_bytes(budget)} with operators in program order")
+    if status == highspy.HighsModelStatus.kInfeasible:
+        raise PlanError(f"no plan in program order inside the budget of {format_bytes(budget)}")
     if status != highspy.HighsModelStatus.kOptimal:
         raise PlanError(f"the integer program was not solved in {time_limit:g} s")
     return [value > 0.5 for value in solver.getSolution().col_value]

@@ -62,7 +62,7 @@ class _Online:
         self.candidates: set[int] = set()
         self.touched: dict[int, float] = {}
         self.around: dict[int, float] = {}
-        """What it costs to make a held storage again with its evicted neighbourhood, while nothing changes."""
+        """Seconds to make a held storage again with its evicted neighbourhood, while that is the same."""
         self.clock = 0.0
         self.tick = sum(seconds) / max(len(seconds), 1) or 1.0
         self.runs: list[int] = []
@@ -116,7 +116,7 @@ class _Online:
             free = self.candidates - locked
             if not free:
                 raise PlanError(
-                    f"eviction finds no room for {op.label!r} inside the budget of {format_bytes(self.budget)}"
+                    f"eviction finds no room for {op.label!r} in a budget of {format_bytes(self.budget)}"
                 )
             self._let_go(min(free, key=lambda s: (self._worth(s), s)))
 

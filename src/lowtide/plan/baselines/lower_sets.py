@@ -2,8 +2,8 @@
 of Recomputation Algorithms for Memory-Efficient Backpropagation" (2019).
 
 A lower set is a set of forward operators with all that they depend on. Along a growing sequence of them the
-difference of two neighbours is a segment; kept is what a lower set hands to the outside. ``front[set][units]``
-is the least that is kept when so many units of recomputation led to the set.
+difference of two neighbours is a segment; kept is what a lower set hands to the outside.
+``front[set, units]`` is the least that is kept where so many units of recomputation led to the set.
 """
 
 from __future__ import annotations
