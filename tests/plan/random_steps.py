@@ -5,8 +5,11 @@ import random
 from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
 
 
-def random_step(seed, forward=(3, 9)):  # noqa: C901
-    """A graph, seconds, workspaces and operators able to run in place, all drawn from one seed."""
+def random_step(seed, forward=(3, 9), *, charges=True):  # noqa: C901
+    """A graph, seconds, workspaces and operators able to run in place, all drawn from one seed.
+
+    With ``charges`` some operators are random, and some read buffers that the step updates.
+    """
     draw = random.Random(seed)
     tensors = [Tensor("x", draw.randint(1, 30), Role.INPUT)]
     ops, seconds, workspace = [], [], []
@@ -51,13 +54,13 @@ def random_step(seed, forward=(3, 9)):  # noqa: C901
         weight = None
         if draw.random() < 0.5:
             weight = len(tensors)
-            role = Role.PARAMETER if draw.random() < 0.8 else Role.BUFFER
+            role = Role.PARAMETER if draw.random() < 0.8 or not charges else Role.BUFFER
             tensors.append(Tensor(f"w{k}", draw.randint(1, 20), role, device="cpu"))
             if role is Role.BUFFER:
                 updated.append(weight)
         size = draw.choice([draw.randint(1, 100), tensors[inputs[0]].bytes])
         sizes = [size, draw.randint(1, 10)] if draw.random() < 0.2 else [size]
-        random_op = {"random": True} if draw.random() < 0.05 else {}
+        random_op = {"random": True} if charges and draw.random() < 0.05 else {}
         outputs = add(
             "f", Phase.FORWARD, inputs + ([weight] if weight is not None else []), sizes, **random_op
         )

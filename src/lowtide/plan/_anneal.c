@@ -352,7 +352,7 @@ static int evict(S *z, i64 at) {
         if (reads) continue;
         i64 t = first_use(z, s, k) / z->n;
         if (t * z->n + v <= k) continue;
-        remake(z, t, v, k, 14);
+        remake(z, t, v, k, below(z, 4) ? 14 : 16);
         return 1;
     }
     return 0;

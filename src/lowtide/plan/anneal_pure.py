@@ -156,7 +156,7 @@ class _State(Slots):
                 continue
             t = self.first_use(s, key) // self.n
             if t * self.n + v > key:
-                self.remake(t, v, key, 14)
+                self.remake(t, v, key, 14 if self.below(4) else 16)
                 return True
         return False
 

@@ -6,7 +6,7 @@ runs again as often and wherever its inputs are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from lowtide.plan.cut import CutResult, solve_cuts
 from lowtide.plan.problem import Problem
@@ -56,13 +56,24 @@ class Cuts:
         self.budget = budget
         live = list(plain.live)
         self.cuts = {max(range(len(live)), key=live.__getitem__)}
+        self.heavy: set[int] = set()
+        """Operators whose own working set, where they run again, is part of the program."""
         self.bound = 0
         self.feasible = True
 
-    def solve(self, *, nodes: int, seconds: float, slack: float = 0.0) -> CutResult:
+    def solve(
+        self, *, nodes: int, seconds: float, slack: float = 0.0, start: Collection[Event] | None = None
+    ) -> CutResult:
         """Solve the program of the present cuts, and keep its bound if it is the best so far."""
         result = solve_cuts(
-            self.problem, self.budget, sorted(self.cuts), nodes=nodes, seconds=seconds, slack=slack
+            self.problem,
+            self.budget,
+            sorted(self.cuts),
+            nodes=nodes,
+            seconds=seconds,
+            slack=slack,
+            heavy=self.heavy,
+            start=start,
         )
         self.feasible = self.feasible and result.feasible
         self.bound = max(self.bound, result.bound)
@@ -77,7 +88,19 @@ class Cuts:
         for k in ranked:
             if outcome.live[k] <= self.budget and added:
                 break
-            instant = runs[k][0]
+            instant, op = runs[k]
+            if (
+                op not in self.heavy
+                and instant in self.cuts
+                and op != instant
+                and outcome.live[k] > self.budget
+            ):
+                self.heavy.add(op)
+                self.cuts.add(instant - 1)
+                added += 1
+                if added >= most:
+                    break
+                continue
             if instant in self.cuts or any(abs(instant - other) <= 1 for other in self.cuts if added):
                 continue
             self.cuts.add(instant)

@@ -12,7 +12,7 @@ Every schedule of the problem gives a solution, so the optimum is a valid bound,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -20,7 +20,7 @@ import highspy
 import numpy as np
 
 from lowtide.plan.problem import Problem
-from lowtide.plan.schedule import Event
+from lowtide.plan.schedule import Event, held_at
 
 __all__ = ["CutResult", "solve_cuts"]
 
@@ -68,8 +68,9 @@ class _Rows:
 
 
 class _Program:
-    def __init__(self, problem: Problem, budget: int, cuts: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, budget: int, cuts: Sequence[int], heavy: Collection[int]) -> None:
         self.problem = problem
+        self.budget = budget
         self.cuts = list(cuts)
         self.rows = _Rows()
         self.keep: list[dict[int, int]] = []
@@ -79,8 +80,10 @@ class _Program:
         self.read_after = self._read_after()
         for window in range(len(self.cuts)):
             self._memory(window, budget)
+        self.across: list[dict[int, int]] = []
         for window in range(len(self.cuts)):
             self._window(window)
+            self._heavy(window, heavy)
 
     def _read_after(self) -> list[int]:
         """For each storage the last mandatory operator that reads it or a descendant that may be redone."""
@@ -143,7 +146,57 @@ class _Program:
             else:
                 rows.row([*terms, (who, -1.0)], 0.0)
 
-    def solve(self, nodes: int, seconds: float, slack: float) -> tuple[str, float, np.ndarray | None]:
+    def _heavy(self, window: int, heavy: Collection[int]) -> None:
+        """What is held through a window leaves room for each heavy operator that runs again in it."""
+        across: dict[int, int] = {}
+        self.across.append(across)
+        if window + 1 == len(self.cuts) or not heavy:
+            return
+        problem, rows = self.problem, self.rows
+        cut, keep, redo = self.cuts[window], self.keep[window], self.redo[window]
+        for s, column in self.keep[window + 1].items():
+            producer = problem.producer[s]
+            if s not in keep or not problem.bytes[s]:
+                continue
+            if producer not in redo:
+                across[s] = column
+                continue
+            across[s] = rows.variable()
+            rows.row([(across[s], 1.0), (column, -1.0), (redo[producer], 1.0)], 0.0)
+        staying = sum(
+            size for size, kept, p in zip(problem.bytes, problem.kept, problem.producer, strict=True)
+            if kept and p <= cut
+        )  # fmt: skip
+        room = self.budget - min(problem.fixed[cut : self.cuts[window + 1] + 1]) - staying
+        for op in sorted(set(heavy) & redo.keys()):
+            own = {s for s in (*problem.reads[op], *problem.writes[op]) if not problem.kept[s]}
+            need = problem.workspace[op] + sum(problem.bytes[s] for s in own)
+            if problem.over[op] >= 0:
+                need -= problem.bytes[problem.over[op]]
+            terms = [(c, problem.bytes[s] / self.budget) for s, c in across.items() if s not in own]
+            rows.row([*terms, (redo[op], need / self.budget)], -inf, room / self.budget * (1 + 1e-12))
+
+    def start(self, events: Collection[Event]) -> np.ndarray:
+        """The values that a schedule gives the variables."""
+        values = np.array(self.rows.lower)
+        held = held_at(self.problem, events, self.cuts)
+        for window, cut in enumerate(self.cuts):
+            last = window + 1 == len(self.cuts)
+            end = len(self.problem.ops) if last else self.cuts[window + 1]
+            for s, column in self.keep[window].items():
+                values[column] = max(values[column], float(s in held[window]))
+            again = {op for t, op in events if cut < t <= end}
+            for op, column in self.redo[window].items():
+                values[column] = float(op in again)
+            for s, column in self.across[window].items():
+                kept_on = not last and s in held[window + 1]
+                values[column] = max(values[column], float(kept_on and self.problem.producer[s] not in again))
+        return values
+
+    def solve(
+        self, nodes: int, seconds: float, slack: float, start: Collection[Event] | None
+    ) -> tuple[str, float, np.ndarray | None]:
+        """How it ended, the dual bound, and the best values."""
         rows = self.rows
         count = len(rows.costs)
         model = highspy.HighsLp()
@@ -168,6 +221,10 @@ class _Program:
         ):
             solver.setOptionValue(name, value)
         solver.passModel(model)
+        if start is not None:
+            solution = highspy.HighsSolution()
+            solution.col_value = list(self.start(start))
+            solver.setSolution(solution)
         solver.run()
         status = solver.getModelStatus()
         info = solver.getInfo()
@@ -187,16 +244,19 @@ def solve_cuts(
     nodes: int = 100_000,
     seconds: float = 10.0,
     slack: float = 0.0,
+    heavy: Collection[int] = (),
+    start: Collection[Event] | None = None,
 ) -> CutResult:
     """A lower bound on the time any schedule inside ``budget`` spends on running again, from these cuts.
 
     The solver stops after so many nodes, or once bound and solution differ by no more than ``slack`` of the
-    time of the whole step; ``seconds`` is a deadline.
+    time of the whole step; ``seconds`` is a deadline. ``heavy`` operators, where they run again, must find
+    room beside what is held through the window. ``start`` is a schedule inside the budget to begin with.
     """
-    program = _Program(problem, budget, sorted(set(cuts)))
+    program = _Program(problem, budget, sorted(set(cuts)), heavy)
     if program.impossible:
         return CutResult(0, feasible=False, solved=True, events=None)
-    status, dual, values = program.solve(nodes, seconds, slack)
+    status, dual, values = program.solve(nodes, seconds, slack, start)
     if status == "infeasible":
         return CutResult(0, feasible=False, solved=True, events=None)
     dual = max(0.0, dual if dual > -1e29 else 0.0)

@@ -55,6 +55,8 @@ class _Views:
             while pending and pending[-1] < ops[instant]:
                 self._make(pending.pop())
             k = ops[op]
+            if k < 0:
+                continue  # a pause
             for t in graph.ops[k].reads:
                 self._ensure(t)
             self.lines.append(k)

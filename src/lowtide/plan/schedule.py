@@ -10,13 +10,13 @@ Any set of events is valid: one pass backward finds what each run is needed for,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from lowtide.plan.problem import Problem
 
-__all__ = ["Event", "Outcome", "evaluate", "order"]
+__all__ = ["Event", "Outcome", "evaluate", "held_at", "order"]
 
 Event = tuple[int, int]
 """Instant and operator: the operator runs again before the instant's own."""
@@ -67,6 +67,14 @@ def evaluate(problem: Problem, events: Iterable[Event]) -> Outcome:
     again = [run for run in runs if run[0] != run[1]]
     cost = sum(problem.time[op] for _, op in again)
     return Outcome(frozenset(again), cost, max(live, default=problem.resident), tuple(live))
+
+
+def held_at(problem: Problem, events: Iterable[Event], instants: Sequence[int]) -> list[set[int]]:
+    """The storages that are live while the mandatory operators of these instants run."""
+    runs, lives = _needed(problem, order(problem, events))
+    place = {run: k for k, run in enumerate(runs)}
+    at = [place[t, t] for t in instants]
+    return [{s for s, first, last in lives if first <= k <= last} for k in at]
 
 
 def _needed(problem: Problem, runs: list[Event]) -> tuple[list[Event], list[tuple[int, int, int]]]:

@@ -6,7 +6,9 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
 2. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
 3. greedy by next use: nearly always feasible;
-4. annealing from the best starts, then again from the best plan.
+4. annealing from the best starts, then again from the best plan;
+5. for small problems the shortest path over what is held: exact, and with several runs before an instant;
+6. cut programs again, with cuts where the best plan touches the budget.
 
 Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
 limit is a deadline that cuts the work short on a slow machine.
@@ -21,8 +23,10 @@ from dataclasses import dataclass, field
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.plan.anneal import Annealer
 from lowtide.plan.bounds import Cuts, smallest_conceivable
+from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.lower import lower
+from lowtide.plan.pauses import as_events
 from lowtide.plan.problem import Problem
 from lowtide.plan.program import Program
 from lowtide.plan.schedule import Event, Outcome, evaluate
@@ -37,7 +41,13 @@ Progress = Callable[[float, float | None, float, float | None], None]
 _WORK = 240_000_000
 """Moves times operators that annealing may take: about five seconds on one core."""
 _LARGE = 300
-"""From so many operators on, a cut program may leave a ten-thousandth of the step open."""
+"""From so many operators on, a cut program may leave a little open."""
+_SMALL = 64
+"""Up to so many storages the shortest path is looked for as well."""
+_STATES = 30_000
+"""Of which so many states may be visited."""
+_SLACK = 1e-4
+"""That little, as a share of the time of the plain step."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +143,14 @@ class _Search:
         self.annealer = Annealer(self.problem)
         self.median = _median(self.problem)
         self.impossible = False
+        self.paused: Problem | None = None
+        """The problem of the best schedule, where that needs pauses."""
 
     def offer(self, outcome: Outcome, method: str) -> bool:
         """Take a schedule as the best if it is."""
         if outcome.peak > self.budget or (self.best is not None and outcome.cost >= self.best.cost):
             return False
-        self.best, self.method = outcome, method
+        self.best, self.method, self.paused = outcome, method, None
         self.report()
         return True
 
@@ -158,7 +170,8 @@ class _Search:
 
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
-        if self.impossible or (self.best is not None and self.best.cost <= self.bound):
+        slack = int(_SLACK * self.problem.total_time) if len(self.problem.ops) >= _LARGE else 0
+        if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
             return True
         self.late = self.late or self.left() <= 0
         return self.late
@@ -173,10 +186,29 @@ class _Search:
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
             self.offer(pool[-1], "greedy")
+        small = len(self.problem.bytes) <= _SMALL
+        if small and not self.done():
+            self.exactly(_STATES // 3)
+        if not self.done():
             self.anneal(pool)
-        if not self.done() and self.best is not None:
+        if small and not self.done():
+            self.exactly(_STATES * 2)
+        if not self.done() and self.best is not None and self.paused is None:
             cuts.tighten(self.best.events, most=2)
             self.solve_cuts(cuts, rounds=3, share=0.25)
+
+    def exactly(self, states: int) -> None:
+        """The shortest path, where there are few enough states."""
+        known = None if self.best is None else self.best.cost
+        deadline = self.began + self.time_limit
+        result = exact(self.problem, self.budget, known=known, states=states, deadline=deadline)
+        self.bound = max(self.bound, result.bound)
+        if result.runs is not None:
+            paused, events = as_events(self.problem, result.runs)
+            if self.offer(evaluate(paused, events), "exact"):
+                self.paused = paused
+        elif result.finished and known is None:
+            self.impossible = True
 
     def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
         """Solve the cut program, add the cuts its solution violates, and again."""
@@ -187,7 +219,12 @@ class _Search:
             left = min(self.left(), end - time.monotonic())
             if self.done() or left <= 0:
                 break
-            result = cuts.solve(nodes=2_000 if large else 20_000, seconds=left, slack=1e-4 if large else 0.0)
+            result = cuts.solve(
+                nodes=2_000 if large else 20_000,
+                seconds=left,
+                slack=_SLACK if large else 0.0,
+                start=None if self.best is None else self.best.events,
+            )
             if not result.feasible:
                 self.impossible = True
                 break
@@ -255,7 +292,7 @@ class _Search:
             raise self.infeasible()
         solved = self.best.cost <= self.bound
         return Found(
-            self.problem,
+            self.paused or self.problem,
             self.budget,
             self.best.events,
             self.best.cost,

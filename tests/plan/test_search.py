@@ -1,0 +1,147 @@
+"""Plans are inside their budget, no bound is above the optimum, and small problems are solved to it."""
+
+from pathlib import Path
+
+import pytest
+
+from lowtide import read
+from lowtide.cost.unit import unit_seconds
+from lowtide.errors import InfeasibleError
+from lowtide.plan import search as module
+from lowtide.plan.bounds import Cuts, smallest_conceivable
+from lowtide.plan.exact import exact
+from lowtide.plan.greedy import greedy
+from lowtide.plan.pauses import as_events, with_pauses
+from lowtide.plan.problem import build_problem
+from lowtide.plan.schedule import evaluate
+from lowtide.plan.search import search
+from lowtide.plan.simulate import simulate
+from lowtide.plan.smallest import smallest_budget
+from tests.plan.optimum import optimum
+from tests.plan.random_steps import random_step
+
+SEED = Path(__file__).parents[2] / "examples" / "documents" / "000_1953327273121cc3.txt"
+PLAIN_PEAK = 7_329_956_112
+
+
+@pytest.fixture(scope="module")
+def unet():
+    graph = read(SEED).step.graph
+    return build_problem(graph, unit_seconds(graph))
+
+
+def small_case(seed, forward=(3, 7)):
+    graph, seconds, workspace, able = random_step(seed, forward, charges=False)
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
+    floor, peak = smallest_conceivable(problem), evaluate(problem, ()).peak
+    return problem, [int(floor + (peak - floor) * k / 4) for k in range(4)], workspace
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_problems_are_solved_to_their_optimum(seed):
+    problem, budgets, workspace = small_case(seed)
+    for budget in budgets:
+        best = optimum(problem, budget)
+        if best is None:
+            with pytest.raises(InfeasibleError) as error:
+                search(problem, budget)
+            assert error.value.smallest_budget > budget
+            continue
+        found = search(problem, budget)
+        assert (found.cost, found.bound <= best) == (best, True)
+        assert evaluate(found.problem, found.events).cost == found.cost
+        timeline = simulate(problem.graph, found.program, workspace_bytes=workspace)
+        assert timeline.peak_bytes <= found.peak <= budget
+
+
+@pytest.mark.parametrize("seed", [k for k in range(48) if k != 24])  # 24 takes half a minute
+def test_no_bound_exceeds_the_optimum(seed):
+    problem, budgets, _ = small_case(seed, (3, 6))
+    for budget in budgets:
+        best = optimum(problem, budget)
+        cuts = Cuts(problem, budget, evaluate(problem, ()))
+        for _ in range(4):
+            result = cuts.solve(nodes=2000, seconds=5)
+            if not result.feasible:
+                assert best is None
+                break
+            assert best is None or result.bound <= best
+            if result.events is None or not cuts.tighten(result.events):
+                break
+        path = exact(problem, budget)
+        assert path.finished
+        assert (path.runs is None) == (best is None)
+        if path.runs is not None:
+            paused, events = as_events(problem, path.runs)
+            outcome = evaluate(paused, events)
+            assert (outcome.cost, path.bound) == (best, best)
+            assert outcome.peak <= budget
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.9, 6), (0.7, 31), (0.5, 85)])
+def test_the_unet_document_is_planned_to_proven_optima(unet, share, most):
+    assert unet.total_time == 267
+    found = search(unet, int(PLAIN_PEAK * share), time_limit=60)
+    assert (found.cost, found.bound, found.gap) == (most, most, 0.0)
+    assert simulate(unet.graph, found.program).peak_bytes == found.peak <= int(PLAIN_PEAK * share)
+
+
+def test_what_fits_is_stored(unet):
+    found = search(unet, PLAIN_PEAK)
+    assert (found.cost, found.bound, found.gap, found.method, found.events) == (
+        0,
+        0,
+        0.0,
+        "plain",
+        frozenset(),
+    )
+
+
+def test_too_small_a_budget_names_one_that_works(unet):
+    with pytest.raises(InfeasibleError, match="smallest budget") as error:
+        search(unet, PLAIN_PEAK // 4, time_limit=2)
+    smallest = error.value.smallest_budget
+    assert error.value.floor <= smallest <= 1.035 * error.value.floor
+    known = smallest_budget(unet, time_limit=2)
+    assert evaluate(unet, known.events).peak == known.budget
+
+
+def test_the_same_seed_gives_the_same_plan(unet, monkeypatch):
+    monkeypatch.setattr(module, "_WORK", 4_000_000)
+    budget = int(PLAIN_PEAK * 0.45)
+    found = [search(unet, budget, seed=3, time_limit=100) for _ in range(2)]
+    assert found[0].events == found[1].events
+    assert not found[0].stopped_by_time
+
+
+def test_progress_and_interrupt(unet):
+    seen = []
+
+    def watch(seconds, best, bound, gap):
+        seen.append((seconds, best, bound, gap))
+        if best is not None:
+            raise KeyboardInterrupt
+
+    found = search(unet, int(PLAIN_PEAK * 0.45), progress=watch)
+    assert found.interrupted
+    assert found.peak <= found.budget
+    assert seen[-1][1] == found.overhead_seconds
+
+
+def test_greedy_keeps_moderate_budgets(unet):
+    for share, most in ((0.9, 13), (0.7, 43), (0.5, 112)):
+        outcome = evaluate(unet, greedy(unet, int(PLAIN_PEAK * share)))
+        assert outcome.peak <= PLAIN_PEAK * share
+        assert outcome.cost <= most
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pauses_change_nothing_by_themselves(seed):
+    graph, seconds, workspace, able = random_step(seed, (3, 9))
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
+    paused = with_pauses(problem, [k % 3 for k in range(len(problem.ops))])
+    events = greedy(problem, int(evaluate(problem, ()).peak * 0.8))
+    real = [k for k, op in enumerate(paused.ops) if op >= 0]
+    moved = {(real[t], real[v]) for t, v in events}
+    before, after = evaluate(problem, events), evaluate(paused, moved)
+    assert (before.cost, before.peak) == (after.cost, after.peak)
