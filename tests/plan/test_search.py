@@ -7,7 +7,7 @@ import pytest
 from lowtide import read
 from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
-from lowtide.plan import search as module
+from lowtide.plan import portfolio as module
 from lowtide.plan.bounds import Cuts, smallest_conceivable
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
@@ -17,6 +17,7 @@ from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import search
 from lowtide.plan.simulate import simulate
 from lowtide.plan.smallest import smallest_budget
+from lowtide.plan.sweep import sweep
 from tests.plan.optimum import optimum
 from tests.plan.random_steps import random_step
 
@@ -54,7 +55,7 @@ def test_small_problems_are_solved_to_their_optimum(seed):
         assert timeline.peak_bytes <= found.peak <= budget
 
 
-@pytest.mark.parametrize("seed", [k for k in range(48) if k != 24])  # 24 takes half a minute
+@pytest.mark.parametrize("seed", range(24))
 def test_no_bound_exceeds_the_optimum(seed):
     problem, budgets, _ = small_case(seed, (3, 6))
     for budget in budgets:
@@ -126,6 +127,16 @@ def test_progress_and_interrupt(unet):
     assert found.interrupted
     assert found.peak <= found.budget
     assert seen[-1][1] == found.overhead_seconds
+
+
+def test_a_sweep_is_monotone(unet):
+    budgets = [int(PLAIN_PEAK * share) for share in (1.0, 0.8, 0.6, 0.3)]
+    curve = sweep(unet, budgets, time_limit=3)
+    assert isinstance(curve[budgets[3]], InfeasibleError)
+    plans = [curve[budget] for budget in budgets[:3]]
+    assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
+    assert [plan.bound for plan in plans] == sorted(plan.bound for plan in plans)
+    assert all(evaluate(plan.problem, plan.events).peak <= plan.budget for plan in plans)
 
 
 def test_greedy_keeps_moderate_budgets(unet):

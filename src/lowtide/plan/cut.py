@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, inf
 
 import highspy
 import numpy as np
 
+from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, held_at
 
@@ -39,6 +41,8 @@ class CutResult:
     """Whether the program was solved to its optimum."""
     events: frozenset[Event] | None
     """The solution as a schedule, each operator made again where first read; it may exceed the budget."""
+    moved: frozenset[int] = frozenset()
+    """Storages that the solution keeps on the host."""
 
 
 class _Rows:
@@ -47,15 +51,18 @@ class _Rows:
     def __init__(self) -> None:
         self.costs: list[float] = []
         self.lower: list[float] = []
+        self.upper: list[float] = []
         self.starts = [0]
         self.columns: list[int] = []
         self.values: list[float] = []
         self.row_lower: list[float] = []
         self.row_upper: list[float] = []
 
-    def variable(self, cost: float = 0.0, at_least: float = 0.0) -> int:
+    def variable(self, cost: float = 0.0, at_least: float = 0.0, at_most: float = 1.0) -> int:
+        """A variable that is 0 or 1, or where it may grow beyond, any number."""
         self.costs.append(cost)
         self.lower.append(at_least)
+        self.upper.append(at_most)
         return len(self.costs) - 1
 
     def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float = inf) -> None:
@@ -68,8 +75,17 @@ class _Rows:
 
 
 class _Program:
-    def __init__(self, problem: Problem, budget: int, cuts: Sequence[int], heavy: Collection[int]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        cuts: Sequence[int],
+        heavy: Collection[int],
+        link: Link | None = None,
+    ) -> None:
         self.problem = problem
+        self.link = link
+        self.off: list[dict[int, int]] = []
         self.budget = budget
         self.cuts = list(cuts)
         self.rows = _Rows()
@@ -84,6 +100,8 @@ class _Program:
         for window in range(len(self.cuts)):
             self._window(window)
             self._heavy(window, heavy)
+        if link is not None:
+            self._lanes(link)
 
     def _read_after(self) -> list[int]:
         """For each storage the last mandatory operator that reads it or a descendant that may be redone."""
@@ -120,7 +138,9 @@ class _Program:
         end = len(problem.ops) - 1 if last else self.cuts[window + 1]
         keep = self.keep[window]
         redo: dict[int, int] = {}
+        off: dict[int, int] = {}
         self.redo.append(redo)
+        self.off.append(off)
         needs: list[tuple[int, int | None]] = []
         """A storage, and what needs it: None for a mandatory operator, else a variable."""
         for t in range(cut + 1, end + 1):
@@ -141,6 +161,10 @@ class _Program:
                     redo[producer] = rows.variable(problem.time[producer] / self.unit)
                     needs += [(u, redo[producer]) for u in problem.reads[producer]]
                 terms.append((redo[producer], 1.0))
+            if self.link is not None and problem.bytes[s]:
+                if s not in off:
+                    off[s] = rows.variable()
+                terms.append((off[s], 1.0))
             if who is None:
                 rows.row(terms, 1.0)
             else:
@@ -176,6 +200,23 @@ class _Program:
             terms = [(c, problem.bytes[s] / self.budget) for s, c in across.items() if s not in own]
             rows.row([*terms, (redo[op], need / self.budget)], -inf, room / self.budget * (1 + 1e-12))
 
+    def _lanes(self, link: Link) -> None:
+        """What comes from the host in a window fits its time, and was sent before the window's end."""
+        problem, rows = self.problem, self.rows
+        second = self.problem.scale / self.unit
+        marks = [0, *(cut + 1 for cut in self.cuts), len(problem.ops)]
+        spent = [sum(problem.time[a:b]) / self.unit for a, b in pairwise(marks)]
+        waits = [rows.variable(1.0, at_most=inf) for _ in spent]
+        elapsed = [(waits[0], -1.0)]
+        for window, off in enumerate(self.off):
+            again = [(c, -problem.time[op] / self.unit) for op, c in self.redo[window].items()]
+            here = [(waits[window + 1], -1.0), *again]
+            elapsed += here
+            into = [(c, problem.bytes[s] / link.to_device * second) for s, c in off.items()]
+            rows.row([*into, *here], -inf, spent[window + 1] * (1 + 1e-9))
+            out = [(c, problem.bytes[s] / link.to_host * second) for s, c in off.items()]
+            rows.row([*out, *elapsed], -inf, sum(spent[: window + 2]) * (1 + 1e-9))
+
     def start(self, events: Collection[Event]) -> np.ndarray:
         """The values that a schedule gives the variables."""
         values = np.array(self.rows.lower)
@@ -202,13 +243,14 @@ class _Program:
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = count, len(rows.row_lower)
         model.col_cost_ = np.array(rows.costs)
-        model.col_lower_, model.col_upper_ = np.array(rows.lower), np.ones(count)
+        model.col_lower_, model.col_upper_ = np.array(rows.lower), np.array(rows.upper)
         model.row_lower_, model.row_upper_ = np.array(rows.row_lower), np.array(rows.row_upper)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.array(rows.starts, dtype=np.int32)
         model.a_matrix_.index_ = np.array(rows.columns, dtype=np.int32)
         model.a_matrix_.value_ = np.array(rows.values)
-        model.integrality_ = [highspy.HighsVarType.kInteger] * count
+        kinds = highspy.HighsVarType
+        model.integrality_ = [kinds.kInteger if top <= 1 else kinds.kContinuous for top in rows.upper]
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in (
             ("output_flag", False),
@@ -246,14 +288,16 @@ def solve_cuts(
     slack: float = 0.0,
     heavy: Collection[int] = (),
     start: Collection[Event] | None = None,
+    link: Link | None = None,
 ) -> CutResult:
     """A lower bound on the time any schedule inside ``budget`` spends on running again, from these cuts.
 
     The solver stops after so many nodes, or once bound and solution differ by no more than ``slack`` of the
     time of the whole step; ``seconds`` is a deadline. ``heavy`` operators, where they run again, must find
-    room beside what is held through the window. ``start`` is a schedule inside the budget to begin with.
+    room beside what is held through the window. ``start`` is a schedule inside the budget to begin with. With
+    a ``link``, storages may come from the host too, as far as its lanes reach; waiting counts as time then.
     """
-    program = _Program(problem, budget, sorted(set(cuts)), heavy)
+    program = _Program(problem, budget, sorted(set(cuts)), heavy, link)
     if program.impossible:
         return CutResult(0, feasible=False, solved=True, events=None)
     status, dual, values = program.solve(nodes, seconds, slack, start)
@@ -262,7 +306,8 @@ def solve_cuts(
     dual = max(0.0, dual if dual > -1e29 else 0.0)
     bound = max(0, ceil(dual * program.unit - max(_TOLERANCE * program.unit, 1e-7 * dual * program.unit)))
     events = None if values is None else _events(problem, program, values)
-    return CutResult(bound, feasible=True, solved=status == "optimal", events=events)
+    moved = [s for off in program.off for s, c in off.items() if values is not None and values[c] > 0.5]
+    return CutResult(bound, True, status == "optimal", events, frozenset(moved))
 
 
 def _events(problem: Problem, program: _Program, values: np.ndarray) -> frozenset[Event]:

@@ -22,6 +22,7 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
     memory = Memory(graph)
     kept = set(kept_throughout(graph))
     given = set(memory.storage_of)
+    owner = graph.storages()
     lines = list(program.instructions)
     found: list[Instruction] = []
     sent = {line.tensor for line in lines if isinstance(line, Send)}
@@ -38,7 +39,7 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
         if line.op in able and op.inputs and not crosses:
             source = op.inputs[0]
             alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1
-            free = source in dropped and source not in kept | given | sent
+            free = source in dropped and not {source, owner[source]} & (kept | given | sent)
             once = op.inputs.count(source) == 1 and op.outputs[0] not in memory.storage_of
             if alone and free and once and _fills(memory, source, op.outputs[0]):
                 chosen = Run(line.op, in_place=0)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from lowtide.graph import RESIDENT_ROLES, Phase, Role
+from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.problem import Problem, is_view
-from lowtide.plan.program import Drop, Instruction, Program, Run
+from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 from lowtide.plan.schedule import Event, evaluate, order
 
 __all__ = ["lower"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor is held up to here, whoever reads it."""
+
+    tensor: int
+
+
+_Line = Run | Send | Fetch | _Held
+
+
 def lower(problem: Problem, events: Iterable[Event]) -> Program:
     """The Program of a schedule; its peak is never above what the schedule promises."""
     useful = evaluate(problem, events).events
-    runs, forward = _Views(problem).runs(order(problem, useful))
-    program = _with_drops(problem, runs, forward)
+    lines, forward = _Views(problem).lines(order(problem, useful))
+    program = _with_drops(problem, lines, forward)
     return with_in_place(problem.graph, program, problem.able) if problem.able else program
 
 
@@ -42,32 +53,45 @@ class _Views:
         }
         self.held: dict[int, dict[int, None]] = {}
         """Views that exist, by storage."""
-        self.lines: list[int] = []
+        self.found: list[_Line] = []
 
-    def runs(self, order: Sequence[Event]) -> tuple[list[int], int]:
-        """Operators of the graph in the order they run, and how many of them belong to forward."""
-        graph, ops = self.graph, self.problem.ops
+    def lines(self, order: Sequence[Event]) -> tuple[list[_Line], int]:
+        """What happens in order, and how much of it belongs to forward."""
+        graph, problem = self.graph, self.problem
         pending = list(reversed(self.kept_views))
         forward = 0
+        fetched = dict(problem.fetched)
+        following = _following(problem.ops)
         for instant, op in order:
-            if instant >= self.problem.split and not forward:
+            if instant >= problem.split and not forward:
                 forward = self._end_of_forward(pending)
-            while pending and pending[-1] < ops[instant]:
+            while pending and pending[-1] < following[instant]:
                 self._make(pending.pop())
-            k = ops[op]
+            k = problem.ops[op]
             if k < 0:
-                continue  # a pause
+                self._aside(op, fetched)
+                continue
             for t in graph.ops[k].reads:
                 self._ensure(t)
-            self.lines.append(k)
+            self.found.append(Run(k))
             for t in graph.ops[k].outputs:
                 if t not in graph.ops[k].inputs:
                     self.held[self.storage[t]] = {}
+            if instant == op:
+                self.found += [Send(problem.owner[s]) for s in problem.writes[op] if s in problem.sent]
         if not forward:
             forward = self._end_of_forward(pending)
         while pending:
             self._make(pending.pop())
-        return self.lines, forward
+        return self.found, forward
+
+    def _aside(self, op: int, fetched: dict[int, int]) -> None:
+        """A pause, a copy back, or the end of a copy to the host."""
+        if op in fetched:
+            self.found.append(Fetch(fetched[op]))
+            self.held[self.storage[fetched[op]]] = {}
+        else:
+            self.found += [_Held(self.problem.owner[s]) for s in self.problem.reads[op]]
 
     def _end_of_forward(self, pending: list[int]) -> int:
         """Make what forward returns; views of leaves that the step updates are not handed on."""
@@ -75,7 +99,7 @@ class _Views:
             self._make(pending.pop())
         for leaf in self.old_value:
             self.held.pop(self.storage[leaf], None)
-        return len(self.lines)
+        return len(self.found)
 
     def _ensure(self, tensor: int) -> None:
         if tensor in self.maker and tensor not in self.held.get(self.storage[tensor], ()):
@@ -87,29 +111,47 @@ class _Views:
             self._ensure(t)
         if all(t in self.held.get(self.storage[t], ()) for t in op.outputs):
             return
-        self.lines.append(view)
+        self.found.append(Run(view))
         for t in op.outputs:
             self.held.setdefault(self.storage[t], {})[t] = None
 
 
-def _with_drops(problem: Problem, runs: Sequence[int], forward: int) -> Program:
-    """Runs, with each tensor dropped after its last use before it is made again, or at all."""
+def _following(ops: Sequence[int]) -> list[int]:
+    """For each operator of a problem the graph's operator that it is, or that comes after it."""
+    found = list(ops)
+    for k in reversed(range(len(found) - 1)):
+        found[k] = found[k + 1] if found[k] < 0 else found[k]
+    return found
+
+
+def _with_drops(problem: Problem, lines: Sequence[_Line], forward: int) -> Program:
+    """Lines, with each tensor dropped after its last use before it is made again, or at all."""
     graph = problem.graph
     kept = set(kept_throughout(graph))
     needed: set[int] = set()
     drops: list[list[int]] = []
-    for k in reversed(runs):
-        op = graph.ops[k]
-        bases = [b for t in op.outputs if (b := graph.tensors[t].alias) is not None]
-        touched = dict.fromkeys((*op.reads, *bases, *op.outputs))
-        drops.append([t for t in touched if t not in kept and t not in needed])
-        needed.difference_update(t for t in op.outputs if t not in op.inputs)
-        needed.update(op.reads, bases)
+    for line in reversed(lines):
+        made, used = _touched(graph, line)
+        drops.append([t for t in dict.fromkeys((*used, *made)) if t not in kept and t not in needed])
+        needed.difference_update(t for t in made if t not in used)
+        needed.update(used)
     drops.reverse()
     parts: tuple[list[Instruction], list[Instruction]] = ([], [])
-    for position, k in enumerate(runs):
-        lines = parts[position >= forward]
-        lines.append(Run(k))
+    for position, line in enumerate(lines):
+        part = parts[position >= forward]
+        if not isinstance(line, _Held):
+            part.append(line)
         if drops[position]:
-            lines.append(Drop(tuple(drops[position])))
+            part.append(Drop(tuple(drops[position])))
     return Program(tuple(parts[0]), tuple(parts[1]))
+
+
+def _touched(graph: Graph, line: _Line) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tensors that a line makes, and those it needs."""
+    if isinstance(line, Run):
+        op = graph.ops[line.op]
+        bases = [b for t in op.outputs if (b := graph.tensors[t].alias) is not None]
+        return op.outputs, (*op.reads, *bases, *(t for t in op.outputs if t in op.inputs))
+    if isinstance(line, Fetch):
+        return (line.tensor,), ()
+    return (), (line.tensor,)

@@ -69,6 +69,10 @@ class Problem:
     charges: tuple[Charge, ...]
     charged: tuple[tuple[int, ...], ...]
     """The charges that running an operator again may bring."""
+    sent: tuple[int, ...] = ()
+    """Storages that are copied to the host once they are made."""
+    fetched: tuple[tuple[int, int], ...] = ()
+    """Operators that stand for a copy back, each with the graph's tensor that it brings."""
     able: frozenset[int] = frozenset()
     """The graph's operators that may run in place."""
 

@@ -1,95 +1,39 @@
-"""search(problem, budget): the cheapest schedule that could be found inside a budget, with its proof.
+"""search(problem, budget): the fastest plan that could be found inside a budget, with its proof.
 
-A portfolio, in this order, each step skipped once the cost equals the bound:
-
-1. store everything, if that fits;
-2. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
-   often the optimum itself, else good starts;
-3. greedy by next use: nearly always feasible;
-4. annealing from the best starts, then again from the best plan;
-5. for small problems the shortest path over what is held: exact, and with several runs before an instant;
-6. cut programs again, with cuts where the best plan touches the budget.
-
-Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
-limit is a deadline that cuts the work short on a slow machine.
+Recomputation is planned by the portfolio. With offload, a cut program chooses what goes to the host, as far
+as the link reaches; what is left is recomputation again, and a simulation with the link's lanes has the last
+word.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from math import ceil
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.plan.anneal import Annealer
-from lowtide.plan.bounds import Cuts, smallest_conceivable
-from lowtide.plan.exact import exact
-from lowtide.plan.greedy import greedy
+from lowtide.plan.cut import solve_cuts
+from lowtide.plan.lanes import Link
 from lowtide.plan.lower import lower
-from lowtide.plan.pauses import as_events
+from lowtide.plan.offload import Trip, hurried, trips, with_trips
+from lowtide.plan.portfolio import Found, Progress, recompute
 from lowtide.plan.problem import Problem
-from lowtide.plan.program import Program
-from lowtide.plan.schedule import Event, Outcome, evaluate
-from lowtide.plan.smallest import Smallest, smallest_budget
-from lowtide.units import format_bytes
+from lowtide.plan.schedule import Event, evaluate
+from lowtide.plan.simulate import simulate
 
-__all__ = ["Found", "Progress", "search"]
+__all__ = ["Found", "Link", "Progress", "search"]
 
-Progress = Callable[[float, float | None, float, float | None], None]
-"""Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
-
-_WORK = 240_000_000
-"""Moves times operators that annealing may take: about five seconds on one core."""
-_LARGE = 300
-"""From so many operators on, a cut program may leave a little open."""
-_SMALL = 64
-"""Up to so many storages the shortest path is looked for as well."""
-_STATES = 30_000
-"""Of which so many states may be visited."""
-_SLACK = 1e-4
-"""That little, as a share of the time of the plain step."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A schedule inside the budget, and how good it is proven to be."""
-
-    problem: Problem
-    budget: int
-    events: frozenset[Event]
-    cost: int
-    """Time spent on running operators again, in units of the problem."""
-    bound: int
-    """No schedule inside the budget spends less, as long as the mandatory operators keep their order."""
-    peak: int
-    smallest: Smallest
-    method: str
-    """Which step of the portfolio gave the schedule."""
-    solve_seconds: float
-    interrupted: bool = False
-    """Whether the search was stopped from outside and gave the best it had."""
-    stopped_by_time: bool = False
-
-    @property
-    def overhead_seconds(self) -> float:
-        """Seconds that the schedule adds to the plain step."""
-        return self.problem.seconds(self.cost)
-
-    @property
-    def bound_seconds(self) -> float:
-        """Seconds that every schedule inside the budget adds at least."""
-        return self.problem.seconds(self.bound)
-
-    @property
-    def gap(self) -> float:
-        """What may be left to gain, as a share of the time of the whole planned step."""
-        total = self.problem.total_time + self.cost
-        return (self.cost - self.bound) / total if total else 0.0
-
-    @property
-    def program(self) -> Program:
-        """The schedule as a Program."""
-        return lower(self.problem, self.events)
+_MEANS = frozenset({"recompute", "offload"})
+_TRIES = (
+    (1.0, 1.0, False),
+    (1.0, 0.97, True),
+    (0.9, 0.97, False),
+    (0.7, 0.93, False),
+    (1.0, 0.85, True),
+    (1.0, 0.6, True),
+)
+"""Shares of the link and of the budget that the host's part is chosen for; whether copies are waited for."""
 
 
 def search(
@@ -100,225 +44,89 @@ def search(
     seed: int = 0,
     progress: Progress | None = None,
     only: Collection[str] = frozenset({"recompute"}),
+    link: Link | None = None,
     starts: Iterable[Iterable[Event]] = (),
 ) -> Found:
-    """The cheapest schedule found inside ``budget`` bytes; an InfeasibleError names a budget that works.
+    """The fastest plan found inside ``budget`` bytes; an InfeasibleError names a budget that works.
 
-    ``starts`` are schedules known already, as from a larger or smaller budget. An interrupt (Ctrl-C) ends the
-    search and gives the best schedule so far, if there is one.
+    ``only`` says which means a plan may use: recompute, offload, or both; offload needs the ``link`` to the
+    host. ``starts`` are schedules known already, as from another budget. An interrupt (Ctrl-C) ends the
+    search and gives the best plan so far, if there is one.
     """
-    if not set(only) <= {"recompute"}:
-        raise PlanError(f"unknown means: {', '.join(sorted(set(only) - {'recompute'}))}; known: recompute")
-    run = _Search(problem, budget, time_limit, seed, progress)
-    plain = run.plain
-    if plain.peak <= budget:
-        run.offer(plain, "plain")
-    elif budget >= run.floor:
-        try:
-            run.work(starts)
-        except KeyboardInterrupt:
-            run.interrupted = True
-            if run.best is None:
-                raise
-    return run.found()
+    unknown = sorted(set(only) - _MEANS)
+    if unknown or not only:
+        raise PlanError(f"a plan may use recompute, offload or both, not {', '.join(unknown) or 'nothing'}")
+    if "recompute" not in only:
+        problem = replace(problem, again=(False,) * len(problem.ops))
+    if "offload" not in only:
+        return recompute(problem, budget, time_limit=time_limit, seed=seed, progress=progress, starts=starts)
+    if link is None:
+        raise PlanError("offload needs the rates of the link between device and host")
+    return _with_offload(problem, budget, link, time_limit, seed, progress)
 
 
-@dataclass
-class _Search:
-    problem: Problem
-    budget: int
-    time_limit: float
-    seed: int
-    progress: Progress | None
-    began: float = field(default_factory=time.monotonic)
-    best: Outcome | None = None
-    method: str = ""
-    bound: int = 0
-    interrupted: bool = False
-    late: bool = False
+def _with_offload(
+    problem: Problem, budget: int, link: Link, time_limit: float, seed: int, progress: Progress | None
+) -> Found:
+    began = time.monotonic()
+    plain = evaluate(problem, ())
+    best: Found | None = None
+    refusal: InfeasibleError | None = None
+    try:
+        best = recompute(problem, budget, time_limit=time_limit * 0.4, seed=seed)
+        if plain.peak <= budget:
+            return best
+    except InfeasibleError as error:
+        refusal = error
+    cut = max(range(len(plain.live)), key=plain.live.__getitem__)
+    bound = solve_cuts(problem, budget, [cut], seconds=time_limit * 0.1, link=link).bound
+    for k, (share, part, patient) in enumerate(_TRIES):
+        left = time_limit - (time.monotonic() - began)
+        if left <= 0 or (best is not None and best.cost <= bound):
+            break
+        slower = Link(link.to_host * share, link.to_device * share)
+        chosen = solve_cuts(problem, int(budget * part), [cut], nodes=500, seconds=left / 8, link=slower)
+        taken = trips(problem, chosen.moved, cut, link, patient=patient)
+        if patient:
+            taken = hurried(problem, taken, plain.live, budget, cut)
+        found = _try(problem, budget, link, taken, left / (len(_TRIES) - k), seed)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
+            _report(progress, best, bound, began)
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return replace(best, bound=min(bound, best.cost), solve_seconds=time.monotonic() - began)
 
-    def __post_init__(self) -> None:
-        self.plain = evaluate(self.problem, ())
-        self.floor = smallest_conceivable(self.problem)
-        self.annealer = Annealer(self.problem)
-        self.median = _median(self.problem)
-        self.impossible = False
-        self.paused: Problem | None = None
-        """The problem of the best schedule, where that needs pauses."""
 
-    def offer(self, outcome: Outcome, method: str) -> bool:
-        """Take a schedule as the best if it is."""
-        if outcome.peak > self.budget or (self.best is not None and outcome.cost >= self.best.cost):
-            return False
-        self.best, self.method, self.paused = outcome, method, None
-        self.report()
-        return True
+def _try(
+    problem: Problem, budget: int, link: Link, taken: list[Trip], seconds: float, seed: int
+) -> Found | None:
+    """The plan with these storages on the host, if there is one; waiting is part of its cost."""
+    if not taken:
+        return None
+    moved = with_trips(problem, taken)
+    try:
+        found = recompute(moved, budget, time_limit=seconds, seed=seed)
+    except InfeasibleError:
+        return None
+    cost = _overhead(moved, found.events, link)
+    return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
 
-    def report(self) -> None:
-        """Tell whoever watches."""
-        if self.progress is None:
-            return
-        best = None if self.best is None else self.problem.seconds(self.best.cost)
-        bound = self.problem.seconds(self.bound)
-        total = self.problem.seconds(self.problem.total_time)
-        gap = None if best is None or not total else max(0.0, best - bound) / (total + best)
-        self.progress(time.monotonic() - self.began, best, bound, gap)
 
-    def left(self) -> float:
-        """Seconds to the deadline."""
-        return self.time_limit - (time.monotonic() - self.began)
+def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
+    """Time beyond that of the plain step: running again, and waiting for copies."""
+    seconds = [0.0] * len(problem.graph.ops)
+    for op, spent in zip(problem.ops, problem.time, strict=True):
+        if op >= 0:
+            seconds[op] = problem.seconds(spent)
+    timeline = simulate(problem.graph, lower(problem, events), seconds=seconds, link=link)
+    return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
 
-    def done(self) -> bool:
-        """Nothing can or may be gained any more."""
-        slack = int(_SLACK * self.problem.total_time) if len(self.problem.ops) >= _LARGE else 0
-        if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
-            return True
-        self.late = self.late or self.left() <= 0
-        return self.late
 
-    def work(self, starts: Iterable[Iterable[Event]]) -> None:
-        """The portfolio."""
-        pool = [evaluate(self.problem, start) for start in starts]
-        for outcome in pool:
-            self.offer(outcome, "given")
-        cuts = Cuts(self.problem, self.budget, self.plain)
-        pool += self.solve_cuts(cuts, rounds=12, share=0.4)
-        if not self.done():
-            pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
-            self.offer(pool[-1], "greedy")
-        small = len(self.problem.bytes) <= _SMALL
-        if small and not self.done():
-            self.exactly(_STATES // 3)
-        if not self.done():
-            self.anneal(pool)
-        if small and not self.done():
-            self.exactly(_STATES * 2)
-        if not self.done() and self.best is not None and self.paused is None:
-            cuts.tighten(self.best.events, most=2)
-            self.solve_cuts(cuts, rounds=3, share=0.25)
-
-    def exactly(self, states: int) -> None:
-        """The shortest path, where there are few enough states."""
-        known = None if self.best is None else self.best.cost
-        deadline = self.began + self.time_limit
-        result = exact(self.problem, self.budget, known=known, states=states, deadline=deadline)
-        self.bound = max(self.bound, result.bound)
-        if result.runs is not None:
-            paused, events = as_events(self.problem, result.runs)
-            if self.offer(evaluate(paused, events), "exact"):
-                self.paused = paused
-        elif result.finished and known is None:
-            self.impossible = True
-
-    def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
-        """Solve the cut program, add the cuts its solution violates, and again."""
-        end = time.monotonic() + share * self.time_limit
-        large = len(self.problem.ops) >= _LARGE
-        found: list[Outcome] = []
-        for _ in range(rounds):
-            left = min(self.left(), end - time.monotonic())
-            if self.done() or left <= 0:
-                break
-            result = cuts.solve(
-                nodes=2_000 if large else 20_000,
-                seconds=left,
-                slack=_SLACK if large else 0.0,
-                start=None if self.best is None else self.best.events,
-            )
-            if not result.feasible:
-                self.impossible = True
-                break
-            self.bound = max(self.bound, cuts.bound)
-            self.report()
-            if result.events is None:
-                break
-            outcome = evaluate(self.problem, result.events)
-            found.append(outcome)
-            self.offer(outcome, "cut")
-            if outcome.peak <= self.budget or not cuts.tighten(outcome.events):
-                break
-        return found[-2:]
-
-    def anneal(self, pool: list[Outcome]) -> None:
-        """Anneal from each start, then again and again from the best."""
-        n = len(self.problem.ops)
-        moves = max(20_000, _WORK // max(n, 60) // 8)
-        starts = {outcome.events: None for outcome in [*pool, self.plain]}
-        weight = max(16, self.median * 64)
-        ends: list[tuple[int, int, frozenset[Event]]] = []
-        for k, start in enumerate(starts):
-            if not self.done():
-                ends.append(self.round(start, moves, seed=self.seed * 1000 + k, hot=2.0, weight=weight))
-        for k in range(4 + 4 * (self.best is None)):
-            if self.done():
-                break
-            start = self.best.events if self.best is not None else min(ends)[2]
-            hot = 1.0 if k % 2 else 4.0
-            ends.append(self.round(start, moves, seed=self.seed * 1000 + 100 + k, hot=hot, weight=weight))
-
-    def round(
-        self, start: frozenset[Event], moves: int, *, seed: int, hot: float, weight: int
-    ) -> tuple[int, int, frozenset[Event]]:
-        """One round of annealing, in pieces short enough for a deadline and an interrupt."""
-        pieces = max(1, moves * len(self.problem.ops) // 12_000_000)
-        cold = hot / 32
-        ratio = (cold / hot) ** (1 / pieces)
-        shift = max(0, sum(max(0, x - self.budget) for x in self.plain.live).bit_length() - 22)
-        events = start
-        excess = cost = 0
-        for piece in range(pieces):
-            if self.done():
-                break
-            high = hot * self.median * ratio**piece
-            result = self.annealer.round(
-                events,
-                self.budget,
-                moves=moves // pieces,
-                seed=seed * 64 + piece,
-                hot=high,
-                cold=high * ratio,
-                weight=weight,
-                shift=shift,
-                known=None if self.best is None else self.best.cost,
-            )
-            events, weight, excess, cost = result.last, result.weight, result.excess, result.last_cost
-            if result.best is not None:
-                self.offer(evaluate(self.problem, result.best), "annealing")
-        return excess, cost, events
-
-    def found(self) -> Found:
-        """The result, or the error that says what would work."""
-        if self.best is None:
-            raise self.infeasible()
-        solved = self.best.cost <= self.bound
-        return Found(
-            self.paused or self.problem,
-            self.budget,
-            self.best.events,
-            self.best.cost,
-            min(self.bound, self.best.cost) if not solved else self.best.cost,
-            self.best.peak,
-            Smallest(self.floor, self.best.peak, self.best.events),
-            self.method,
-            time.monotonic() - self.began,
-            self.interrupted,
-            self.late,
+def _report(progress: Progress | None, best: Found, bound: int, began: float) -> None:
+    if progress is not None:
+        gap = max(0, best.cost - bound) / max(1, best.problem.total_time + best.cost)
+        progress(
+            time.monotonic() - began, best.overhead_seconds, best.problem.seconds(min(bound, best.cost)), gap
         )
-
-    def infeasible(self) -> InfeasibleError:
-        """What to say where no plan was found."""
-        known = smallest_budget(self.problem, time_limit=max(2.0, self.left()), seed=self.seed)
-        sure = self.impossible or self.budget < self.floor
-        text = "no plan fits" if sure else "no plan was found for"
-        return InfeasibleError(
-            f"{text} {format_bytes(self.budget)}; the smallest budget with a plan is "
-            f"{format_bytes(known.budget)} ({known.budget} bytes)",
-            budget=self.budget,
-            smallest_budget=known.budget,
-            floor=self.floor,
-        )
-
-
-def _median(problem: Problem) -> int:
-    times = sorted(t for t, again in zip(problem.time, problem.again, strict=True) if t and again)
-    return times[len(times) // 2] if times else 1

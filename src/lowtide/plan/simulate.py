@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowtide.graph import Graph, Phase, Role, Timeline
+from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
-from lowtide.plan.program import Program, Run
+from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
 __all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "kept_to_restore", "on_cuda", "simulate"]
 
@@ -22,11 +23,17 @@ RANDOM_STATE_BYTES = 5056
 
 
 def simulate(
-    graph: Graph, program: Program, *, workspace_bytes: Sequence[int] = (), seconds: Sequence[float] = ()
+    graph: Graph,
+    program: Program,
+    *,
+    workspace_bytes: Sequence[int] = (),
+    seconds: Sequence[float] = (),
+    link: Link | None = None,
 ) -> Timeline:
     """The timeline of a Program, an entry for every Run instruction in order.
 
-    A PlanError says which instruction reads what is not there.
+    With a ``link``, copies to and from the host take time on lanes of their own, first in, first out; what an
+    operator waits for them counts as part of it. A PlanError says which instruction reads what is not there.
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
@@ -37,11 +44,18 @@ def simulate(
     states = _states(graph, program)
     before = kept_to_restore(graph)
     memory.live += _copied(graph, program) + before
+    lanes = Lanes(graph, link)
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before
         if not isinstance(instruction, Run):
             memory.move(instruction)
+            if isinstance(instruction, Drop):
+                lanes.drop(instruction.tensors, memory.storage_of)
+            elif isinstance(instruction, Send):
+                lanes.send(instruction.tensor, memory.storage_of)
+            elif isinstance(instruction, Fetch):
+                lanes.fetch(instruction.tensor)
             continue
         passing = memory.run(instruction)
         if instruction.op in states:
@@ -50,7 +64,7 @@ def simulate(
         workspace = workspace_bytes[instruction.op] if workspace_bytes else 0
         live.append(memory.live + passing + workspace)
         extra.append(workspace)
-        took.append(seconds[instruction.op] if seconds else 0.0)
+        took.append(lanes.run(graph.ops[instruction.op].reads, seconds[instruction.op] if seconds else 0.0))
     return Timeline(
         tuple(live),
         workspace_bytes=tuple(extra) if workspace_bytes else (),

@@ -1,0 +1,88 @@
+"""Three clocks: compute, copies to the host, copies to the device; and who waits for whom.
+
+    compute    ──run──run──┤drop waits├──run──┤waits├──run reads x──
+    to host      └─send x──────────┘
+    to device                                 └─fetch x─┘
+
+Each copy lane works first in, first out, beside the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from lowtide.errors import PlanError
+from lowtide.graph import Graph
+from lowtide.plan.memory import allocated_bytes
+
+__all__ = ["Lanes", "Link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Bytes a second between device and host, each way."""
+
+    to_host: float
+    to_device: float
+
+
+class Lanes:
+    """The clocks of a program while it is simulated; without a link copies take no time."""
+
+    def __init__(self, graph: Graph, link: Link | None) -> None:
+        self.graph = graph
+        self.link = link
+        self.now = 0.0
+        self._spoken_for = 0.0
+        """Waiting that is not part of any operator's time yet."""
+        self._out = self._in = 0.0
+        self._sent: dict[int, float] = {}
+        self._coming: dict[int, float] = {}
+        self._on_host: dict[int, float] = {}
+
+    def send(self, tensor: int, held: Collection[int]) -> None:
+        """Queue a copy to the host."""
+        if tensor not in held:
+            raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
+        start = max(self.now, self._out, self._coming.get(tensor, 0.0))
+        self._out = start + self._seconds(tensor, out=True)
+        self._sent[tensor] = self._on_host[tensor] = self._out
+
+    def drop(self, tensors: Iterable[int], held: Collection[int]) -> None:
+        """Wait for copies of what is let go of."""
+        for tensor in tensors:
+            if tensor in self._sent and tensor not in held:
+                self._wait(self._sent.pop(tensor))
+            self._coming.pop(tensor, None)
+
+    def fetch(self, tensor: int) -> None:
+        """Queue a copy back to the device."""
+        if tensor not in self._on_host:
+            raise PlanError(f"the program fetches {self._label(tensor)!r}, which was never sent")
+        start = max(self.now, self._in, self._on_host[tensor])
+        self._in = self._coming[tensor] = start + self._seconds(tensor, out=False)
+
+    def run(self, reads: Iterable[int], seconds: float) -> float:
+        """Run an operator; what it takes with what was waited for before it."""
+        for tensor in reads:
+            if tensor in self._coming:
+                self._wait(self._coming.pop(tensor))
+        waited, self._spoken_for = self._spoken_for, 0.0
+        self.now += seconds
+        return seconds + waited
+
+    def _wait(self, until: float) -> None:
+        if until > self.now:
+            self._spoken_for += until - self.now
+            self.now = until
+
+    def _seconds(self, tensor: int, *, out: bool) -> float:
+        if self.link is None:
+            return 0.0
+        return allocated_bytes(self.graph.tensors[tensor]) / (
+            self.link.to_host if out else self.link.to_device
+        )
+
+    def _label(self, tensor: int) -> str:
+        return self.graph.tensors[tensor].label

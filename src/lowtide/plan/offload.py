@@ -1,0 +1,183 @@
+"""Storages that wait on the host: which, and when they leave and come back.
+
+A storage that is moved becomes two: one up to its last use before the gap, held until its copy has ended, and
+one from the start of its copy back. What is planned then is recomputation again, with two more kinds of
+operators that take no time:
+
+    make x ─ send x ... last early use ... [copy ended]      [fetch x] ... first late use
+             └────────── x, first life ───────┘                  └──── x, second life
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from lowtide.plan.lanes import Link
+from lowtide.plan.problem import Problem
+
+__all__ = ["Trip", "hurried", "trips", "with_trips"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One storage's way to the host and back, by instants of the problem."""
+
+    storage: int
+    gone: int
+    """Its memory is free from this operator on."""
+    back: int
+    """Its copy back starts before this operator."""
+    late: int
+    """The first operator that reads it afterwards."""
+
+
+def trips(
+    problem: Problem, storages: Collection[int], cut: int, link: Link, *, patient: bool = False
+) -> list[Trip]:
+    """When each of these storages is gone over the instant ``cut``, with lanes first in, first out.
+
+    Copies out start when a storage is made; copies back start as late as the first late use allows. What does
+    not come out in time, or would have to come back before the cut, stays; or is waited for, if ``patient``.
+    """
+    begins = [0, *accumulate(problem.time)]
+    ends = _copies_out(problem, storages, link, begins)
+    found: list[Trip] = []
+    following = float("inf")
+    late = {s: _late(problem, s, cut) for s in storages if s in ends}
+    for s in sorted(late, key=lambda s: (-late[s], s)):
+        if late[s] < 0:
+            continue
+        length = problem.bytes[s] / link.to_device * problem.scale
+        start = min(begins[late[s]], following) - length
+        early = max((r for r in problem.readers[s] if r <= cut), default=problem.producer[s])
+        gone = max(early + 1, bisect_left(begins, ends[s]))
+        back = bisect_right(begins, start) - 1
+        if patient:
+            gone, back = min(gone, cut), max(back, cut + 1)
+        if early >= gone or gone > cut or back <= cut or (start < ends[s] and not patient):
+            continue
+        following = start
+        found.append(Trip(s, gone, back, late[s]))
+    return found
+
+
+def hurried(
+    problem: Problem, taken: Sequence[Trip], live: Sequence[int], budget: int, cut: int
+) -> list[Trip]:
+    """The trips, with memory given up earlier and taken later wherever the budget is exceeded otherwise.
+
+    ``live`` are the bytes of the plain step. Whoever drops before a copy has ended, or reads before it has
+    arrived, waits.
+    """
+    found = {trip.storage: trip for trip in taken}
+    early = {s: max((r for r in problem.readers[s] if r <= cut), default=problem.producer[s]) for s in found}
+    now = list(live)
+
+    def free(storage: int, start: int, end: int) -> None:
+        for t in range(start, end):
+            now[t] -= problem.bytes[storage]
+
+    for trip in taken:
+        free(trip.storage, trip.gone, trip.back)
+    for t in range(cut + 1):
+        for s in sorted(found, key=lambda s: problem.producer[s]) if now[t] > budget else ():
+            if now[t] > budget and early[s] < t < found[s].gone:
+                free(s, t, found[s].gone)
+                found[s] = replace(found[s], gone=t)
+    for t in reversed(range(cut + 1, len(now))):
+        for s in sorted(found, key=lambda s: -found[s].late) if now[t] > budget else ():
+            if now[t] > budget and found[s].back <= t < found[s].late:
+                free(s, found[s].back, t + 1)
+                found[s] = replace(found[s], back=t + 1)
+    return list(found.values())
+
+
+def _copies_out(
+    problem: Problem, storages: Collection[int], link: Link, begins: Sequence[int]
+) -> dict[int, float]:
+    free = 0.0
+    ends: dict[int, float] = {}
+    for s in sorted(storages, key=lambda s: problem.producer[s]):
+        made = problem.producer[s]
+        if made < 0 or problem.kept[s] or problem.graph.tensors[problem.owner[s]].alias is not None:
+            continue
+        free = max(free, begins[made + 1]) + problem.bytes[s] / link.to_host * problem.scale
+        ends[s] = free
+    return ends
+
+
+def _late(problem: Problem, s: int, cut: int) -> int:
+    """The first operator after the cut that reads a storage, or -1."""
+    return next((r for r in problem.readers[s] if r > cut), -1)
+
+
+def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
+    """The problem in which these storages are away: the rest is recomputation."""
+    if not taken:
+        return problem
+    before: dict[int, list[tuple[int, Trip]]] = {}
+    for trip in sorted(taken, key=lambda trip: (trip.late, trip.storage)):
+        before.setdefault(trip.gone, []).append((0, trip))
+        before.setdefault(trip.back, []).append((1, trip))
+    line: list[tuple[int, int, Trip | None]] = []
+    """For each operator of the new problem its old one, or what stands before it: 0 copied out, 1 fetched."""
+    for op in range(len(problem.ops)):
+        line += [(op, kind, trip) for kind, trip in sorted(before.get(op, ()), key=lambda one: one[0])]
+        line.append((op, -1, None))
+    place = {op: k for k, (op, kind, _) in enumerate(line) if kind < 0}
+    new = {trip.storage: len(problem.bytes) + k for k, trip in enumerate(taken)}
+    late = {(r, trip.storage) for trip in taken for r in problem.readers[trip.storage] if r >= trip.late}
+    moved = set(new)
+    reads: list[tuple[int, ...]] = []
+    writes: list[tuple[int, ...]] = []
+    for op, kind, on_way in line:
+        if on_way is None:
+            reads.append(tuple(sorted(new[s] if (op, s) in late else s for s in problem.reads[op])))
+            writes.append(problem.writes[op])
+        else:
+            reads.append((on_way.storage,) if kind == 0 else ())
+            writes.append((new[on_way.storage],) if kind == 1 else ())
+    fetches = {trip.storage: k for k, (_, kind, trip) in enumerate(line) if kind == 1 and trip is not None}
+    real = [kind < 0 for _, kind, _ in line]
+
+    def over(op: int) -> int:
+        source = problem.over[op]
+        return -1 if source in moved else source
+
+    first = {
+        op: min(k for k, one in enumerate(line) if one[0] == op)
+        for op in {c.instant for c in problem.charges}
+    }
+    return replace(
+        problem,
+        ops=tuple(problem.ops[op] if own else -1 for (op, _, _), own in zip(line, real, strict=True)),
+        split=sum(op < problem.split for op, _, _ in line),
+        time=tuple(problem.time[op] if own else 0 for (op, _, _), own in zip(line, real, strict=True)),
+        workspace=tuple(
+            problem.workspace[op] if own else 0 for (op, _, _), own in zip(line, real, strict=True)
+        ),
+        again=tuple(own and problem.again[op] for (op, _, _), own in zip(line, real, strict=True)),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        over=tuple(over(op) if own else -1 for (op, _, _), own in zip(line, real, strict=True)),
+        bytes=(*problem.bytes, *(problem.bytes[trip.storage] for trip in taken)),
+        producer=(
+            *(place.get(op, -1) for op in problem.producer),
+            *(fetches[trip.storage] for trip in taken),
+        ),
+        kept=(*problem.kept, *(False for _ in taken)),
+        owner=(*problem.owner, *(problem.owner[trip.storage] for trip in taken)),
+        fixed=tuple(problem.fixed[op] for op, _, _ in line),
+        charges=tuple(
+            replace(c, instant=place[c.instant], op=place[c.op], when=c.when)
+            if c.op
+            else replace(c, instant=first[c.instant], when=first[c.instant] if c.when else 0)
+            for c in problem.charges
+        ),
+        charged=tuple(problem.charged[op] if own else () for (op, _, _), own in zip(line, real, strict=True)),
+        sent=tuple(sorted(moved)),
+        fetched=tuple((fetches[trip.storage], problem.owner[trip.storage]) for trip in taken),
+    )
