@@ -3,12 +3,13 @@
 A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
-2. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
+2. for all but large problems a short annealing, so that there is something to compare with;
+3. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
-3. greedy by next use: nearly always feasible;
-4. annealing from the best starts, then again from the best plan;
-5. for small problems the shortest path over what is held: exact, and with several runs before an instant;
-6. cut programs again, with cuts where the best plan touches the budget.
+4. greedy by next use: nearly always feasible;
+5. annealing from the best starts, then again from the best plan;
+6. for small problems the shortest path over what is held: exact, and with several runs before an instant;
+7. cut programs again, with cuts where the best plan touches the budget.
 
 Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
 limit is a deadline that cuts the work short on a slow machine.
@@ -27,7 +28,7 @@ from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.lower import lower
 from lowtide.plan.pauses import as_events
-from lowtide.plan.problem import Problem
+from lowtide.plan.problem import Problem, median_time
 from lowtide.plan.program import Program
 from lowtide.plan.schedule import Event, Outcome, evaluate
 from lowtide.plan.smallest import Smallest, smallest_budget
@@ -48,6 +49,8 @@ _STATES = 30_000
 """Of which so many states may be visited."""
 _SLACK = 1e-4
 """That little, as a share of the time of the plain step."""
+_ROUNDING = 1e-7
+"""A cost above the bound by no more than this share equals it: the solver works in floating point."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class _Search:
         self.plain = evaluate(self.problem, ())
         self.floor = smallest_conceivable(self.problem)
         self.annealer = Annealer(self.problem)
-        self.median = _median(self.problem)
+        self.median = median_time(self.problem)
         self.impossible = False
         self.paused: Problem | None = None
         """The problem of the best schedule, where that needs pauses."""
@@ -163,7 +166,8 @@ class _Search:
 
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
-        slack = int(_SLACK * self.problem.total_time) if len(self.problem.ops) >= _LARGE else 0
+        large = len(self.problem.ops) >= _LARGE
+        slack = int((_SLACK if large else _ROUNDING) * self.problem.total_time)
         if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
             return True
         self.late = self.late or self.left() <= 0
@@ -174,8 +178,11 @@ class _Search:
         pool = [evaluate(self.problem, start) for start in starts]
         for outcome in pool:
             self.offer(outcome, "given")
+        large = len(self.problem.ops) >= _LARGE
+        if not large and not self.done():
+            self.round(frozenset(), 100_000, seed=self.seed, hot=2.0, weight=max(16, self.median * 64))
         cuts = Cuts(self.problem, self.budget, self.plain)
-        pool += self.solve_cuts(cuts, rounds=12, share=0.4)
+        pool += self.solve_cuts(cuts, rounds=12, share=0.4 if large else 0.6)
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
             self.offer(pool[-1], "greedy")
@@ -283,7 +290,7 @@ class _Search:
         """The result, or the error that says what would work."""
         if self.best is None:
             raise self.infeasible()
-        solved = self.best.cost <= self.bound
+        solved = self.best.cost - self.bound <= int(_ROUNDING * self.problem.total_time)
         return Found(
             self.paused or self.problem,
             self.budget,
@@ -310,8 +317,3 @@ class _Search:
             smallest_budget=known.budget,
             floor=self.floor,
         )
-
-
-def _median(problem: Problem) -> int:
-    times = sorted(t for t, again in zip(problem.time, problem.again, strict=True) if t and again)
-    return times[len(times) // 2] if times else 1

@@ -18,7 +18,7 @@ from lowtide.plan.memory import CUDA_BLOCK_BYTES, allocated_bytes
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.simulate import AUTOGRAD_BLOCKS, RANDOM_STATE_BYTES, kept_to_restore, on_cuda
 
-__all__ = ["Charge", "Problem", "build_problem", "is_view"]
+__all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
 
 _TOTAL_TIME = 1 << 30
 """What the times of all operators add up to, about, where they have no common unit."""
@@ -129,6 +129,12 @@ def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
     return held == {storage[t] for t in op.outputs} and all(
         graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs
     )
+
+
+def median_time(problem: Problem) -> int:
+    """The time of a usual operator that may run again: the scale of temperatures and penalties."""
+    times = sorted(t for t, again in zip(problem.time, problem.again, strict=True) if t and again)
+    return times[len(times) // 2] if times else 1
 
 
 class _Builder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lowtide.plan.anneal import Annealer
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.greedy import greedy
-from lowtide.plan.problem import Problem
+from lowtide.plan.problem import Problem, median_time
 from lowtide.plan.schedule import Event, Outcome, evaluate
 
 __all__ = ["Smallest", "smallest_budget"]
@@ -34,18 +34,19 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
     best = evaluate(problem, ())
     for start in (_for_each_use(problem), greedy(problem, floor), greedy(problem, floor + floor // 10)):
         best = min(best, evaluate(problem, start), key=_peak)
-    moves = max(10_000, 12_000_000 // max(1, len(problem.ops)))
+    plain = evaluate(problem, ())
+    moves = max(10_000, 24_000_000 // max(1, len(problem.ops)))
     fraction, misses = 0.5, 0
     for k in range(40):
-        if best.peak <= floor or time.monotonic() > end or misses >= 5:
+        if best.peak <= floor or time.monotonic() > end or misses >= 8:
             break
-        target = int(best.peak - (best.peak - floor) * fraction)
-        found = _aim(annealer, best, min(target, best.peak - 1), moves, seed + k)
+        target = min(best.peak - 1, int(best.peak - (best.peak - floor) * fraction))
+        found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 > 1)
         if found is not None and found.peak < best.peak:
             best = found
         else:
             misses += 1
-            fraction /= 2
+            fraction /= 2 if misses % 2 == 0 else 1
     return Smallest(floor, best.peak, best.events)
 
 
@@ -53,21 +54,24 @@ def _peak(outcome: Outcome) -> tuple[int, int]:
     return outcome.peak, outcome.cost
 
 
-def _aim(annealer: Annealer, start: Outcome, budget: int, moves: int, seed: int) -> Outcome | None:
-    """A schedule inside the budget, with memory worth far more than time."""
+def _aim(
+    annealer: Annealer, start: Outcome, budget: int, moves: int, seed: int, *, bold: bool
+) -> Outcome | None:
+    """A schedule inside the budget, found by annealing; ``bold``: whatever it costs."""
     shift = max(0, sum(max(0, x - budget) for x in start.live).bit_length() - 22)
-    unit = max(1, annealer.problem.total_time // 64)
+    problem = annealer.problem
+    unit = max(1, problem.total_time // 512) if bold else median_time(problem)
     result = annealer.round(
         start.events,
         budget,
         moves=moves,
         seed=seed,
-        hot=unit / 4,
-        cold=unit / 256,
-        weight=unit * 16,
+        hot=unit * 4,
+        cold=unit / 8,
+        weight=max(16, unit * 64),
         shift=shift,
     )
-    return None if result.best is None else evaluate(annealer.problem, result.best)
+    return None if result.best is None else evaluate(problem, result.best)
 
 
 def _for_each_use(problem: Problem) -> frozenset[Event]:

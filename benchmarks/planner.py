@@ -1,0 +1,192 @@
+"""The planner against true optima, on the U-Net document, and on captured steps of the zoo.
+
+    python benchmarks/planner.py small [--count 300] [--forward 3,9]
+    python benchmarks/planner.py document
+    python benchmarks/planner.py zoo [TARGET ...]
+
+Prints tables and stores them under benchmarks/results/ as planner-PART.json and planner-PART.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.plan.optimum import optimum  # noqa: E402
+from tests.plan.random_steps import random_step  # noqa: E402
+
+from lowtide import __version__, read  # noqa: E402
+from lowtide.cost.device import Device, Environment  # noqa: E402
+from lowtide.cost.estimate import estimate  # noqa: E402
+from lowtide.cost.unit import unit_seconds  # noqa: E402
+from lowtide.errors import InfeasibleError  # noqa: E402
+from lowtide.files import write_atomically  # noqa: E402
+from lowtide.plan.bounds import smallest_conceivable  # noqa: E402
+from lowtide.plan.problem import Problem, build_problem  # noqa: E402
+from lowtide.plan.schedule import evaluate  # noqa: E402
+from lowtide.plan.search import Found, Link, search  # noqa: E402
+from lowtide.plan.simulate import simulate  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
+ZOO = ["unet", "alexnet", "vgg19", "resnet50", "resnet152", "gpt2", "densenet161:batch=8"]
+H200 = Device(Environment("H200", "cuda"), {"float32": 5e13}, 4e12, 4e-6, 141 << 30)
+LINK = Link(51 * 2**30, 51 * 2**30)
+
+
+def planned(problem: Problem, budget: int, **options: Any) -> Found | InfeasibleError:
+    try:
+        found = search(problem, budget, **options)
+    except InfeasibleError as error:
+        return error
+    assert simulate(problem.graph, found.program).peak_bytes <= budget
+    return found
+
+
+def small(count: int, forward: tuple[int, int], first: int) -> list[dict[str, Any]]:
+    rows = []
+    for seed in range(first, first + count):
+        graph, seconds, workspace, able = random_step(seed, forward, charges=False)
+        problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
+        floor, peak = smallest_conceivable(problem), evaluate(problem, ()).peak
+        for k in range(5):
+            budget = floor + (peak - floor) * k // 5
+            began = time.perf_counter()
+            try:
+                best = optimum(problem, budget, limit=20_000)
+            except OverflowError:
+                best = "unknown"
+            middle = time.perf_counter()
+            try:
+                found = search(problem, budget)
+                cost, bound = found.cost, found.bound
+            except InfeasibleError:
+                cost = bound = None
+            row = {"seed": seed, "budget": budget, "optimum": best, "cost": cost, "bound": bound}
+            row |= {"seconds": time.perf_counter() - middle, "optimum_seconds": middle - began}
+            rows.append(row)
+            if best not in ("unknown", cost) or (
+                best is not None and bound is not None and best != "unknown" and bound > best
+            ):
+                print("differs:", row, flush=True)
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    known = [row for row in rows if row["optimum"] != "unknown"]
+    feasible = [row for row in known if row["optimum"] is not None and row["cost"] is not None]
+    lines = [
+        ("cases", len(rows)),
+        ("with known optimum", len(known)),
+        ("equal to it", sum(row["cost"] == row["optimum"] for row in known)),
+        (
+            "proven optimal (gap 0)",
+            sum(row["cost"] is not None and row["cost"] == row["bound"] for row in rows),
+        ),
+        (
+            "infeasible though feasible",
+            sum(row["cost"] is None and row["optimum"] is not None for row in known),
+        ),
+        ("bounds above the optimum", sum(row["bound"] > row["optimum"] for row in feasible)),
+        (
+            "largest excess over the optimum",
+            max((row["cost"] - row["optimum"] for row in feasible), default=0),
+        ),
+        ("longest search, seconds", round(max(row["seconds"] for row in rows), 1)),
+    ]
+    return "| what | value |\n| --- | ---: |\n" + "".join(f"| {what} | {value} |\n" for what, value in lines)
+
+
+def curve(problem: Problem, name: str, shares: list[float], **options: Any) -> list[dict[str, Any]]:
+    peak = evaluate(problem, ()).peak
+    rows = []
+    for share in shares:
+        found = planned(problem, int(peak * share), **options)
+        row: dict[str, Any] = {"step": name, "operators": len(problem.ops), "share": share}
+        if isinstance(found, InfeasibleError):
+            row |= {"smallest": found.smallest_budget / peak, "floor": found.floor / peak}
+        else:
+            total = problem.total_time
+            row |= {"cost": found.cost, "overhead": found.cost / total, "bound": found.bound / total}
+            row |= {"gap": found.gap, "seconds": found.solve_seconds, "method": found.method}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    text = "| step | operators | budget | overhead | bound | gap | seconds | by |\n"
+    text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n"
+    for row in rows:
+        head = f"| `{row['step']}` | {row['operators']} | {row['share']:.0%} |"
+        if "cost" not in row:
+            text += (
+                f"{head} | | | | no plan; smallest known {row['smallest']:.1%}, floor {row['floor']:.1%} |\n"
+            )
+            continue
+        text += f"{head} {row['overhead']:.2%} | {row['bound']:.2%} | {row['gap']:.2%} |"
+        text += f" {row['seconds']:.1f} | {row['method']} |\n"
+    return text
+
+
+def captured(target: str) -> Problem:
+    import torch
+
+    from lowtide import zoo
+    from lowtide.capture.step import capture
+
+    torch._dynamo.reset()
+    built = zoo.build(target)
+    graph = capture(built.loss, built.model, *built.batch).step.graph
+    costs = estimate(graph, H200)
+    return build_problem(graph, [float(c.seconds.value) if c.seconds else 0.0 for c in costs])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["small", "document", "zoo"])
+    parser.add_argument("targets", nargs="*")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--forward", default="3,9")
+    options = parser.parse_args()
+    if options.part == "small":
+        low, high = (int(k) for k in options.forward.split(","))
+        rows = small(options.count, (low, high), options.first)
+        text = summary(rows)
+    elif options.part == "document":
+        graph = read(DOCUMENT).step.graph
+        problem = build_problem(graph, unit_seconds(graph))
+        rows = curve(problem, "000", [0.9, 0.7, 0.5, 0.4, 0.35, 0.331])
+        text = table(rows)
+    else:
+        rows = []
+        for target in options.targets or ZOO:
+            problem = captured(target)
+            rows += curve(problem, target, [0.7, 0.5, 0.35, 0.25])
+            both = {"only": {"recompute", "offload"}, "link": LINK}
+            rows += curve(problem, f"{target}, offload too", [0.7, 0.5, 0.35], **both)
+        text = table(rows)
+    told = f"Python {platform.python_version()}, lowtide {__version__}, {platform.machine()}"
+    command = " ".join(["python benchmarks/planner.py", *sys.argv[1:]])
+    report = {"date": date.today().isoformat(), "command": command, "machine": told, "rows": rows}
+    RESULTS.mkdir(exist_ok=True)
+    write_atomically(RESULTS / f"planner-{options.part}.json", json.dumps(report, indent=1).encode() + b"\n")
+    text = f"# Planner: {options.part}\n\n`{command}`, {report['date']}; {told}\n\n{text}"
+    write_atomically(RESULTS / f"planner-{options.part}.md", text.encode())
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
