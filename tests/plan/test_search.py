@@ -9,6 +9,7 @@ from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
 from lowtide.plan import portfolio as module
 from lowtide.plan.bounds import Cuts, smallest_conceivable
+from lowtide.plan.curve import sweep
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.pauses import as_events, with_pauses
@@ -17,7 +18,6 @@ from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import search
 from lowtide.plan.simulate import simulate
 from lowtide.plan.smallest import smallest_budget
-from lowtide.plan.sweep import sweep
 from tests.plan.optimum import optimum
 from tests.plan.random_steps import random_step
 

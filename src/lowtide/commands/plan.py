@@ -19,6 +19,7 @@ from lowtide.formats.registry import read_file
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
+from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.sweep import Point, Sweep, sweep
 from lowtide.units import format_bytes, format_seconds
@@ -36,6 +37,7 @@ class _Source:
     able: tuple[int, ...] = ()
     beside: int = 0
     free: int | None = None
+    link: Link | None = None
 
 
 @click.command()
@@ -90,8 +92,15 @@ def plan(
     source = _source(target, cost, device, means, fresh)
     options: dict[str, Any] = {"only": means, "time_limit": time_limit, "seed": seed}
     if sweeping:
-        found = sweep(source.graph, source.costs, able=source.able, beside_bytes=source.beside,
-                      progress=lambda text: _say(text, as_json), **options)  # fmt: skip
+        found = sweep(
+            source.graph,
+            source.costs,
+            able=source.able,
+            link=source.link,
+            beside_bytes=source.beside,
+            progress=lambda text: _say(text, as_json),
+            **options,
+        )
         _show_sweep(found, source.name, output, as_json)
         return
     made = make_plan(
@@ -99,6 +108,7 @@ def plan(
         source.costs,
         parse_budget(budget or ""),
         able=source.able,
+        link=source.link,
         beside_bytes=source.beside,
         free_bytes=source.free,
         progress=None if as_json else _progress,
@@ -117,7 +127,7 @@ def plan(
 def _source(target: str, cost: str | None, device: str | None, means: Sequence[str], fresh: bool) -> _Source:
     if Path(target).is_file() and not target.endswith(".py"):
         step = read_file(target).step
-        return _Source(target, step.graph, _file_costs(step, cost))
+        return _Source(target, step.graph, _file_costs(step, cost), link=_link("cpu", means))
     with needs_torch("planning a PyTorch step"):
         from lowtide import zoo
         from lowtide.cost.probe import best_device
@@ -136,7 +146,18 @@ def _source(target: str, cost: str | None, device: str | None, means: Sequence[s
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
     leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
-    return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, Room(leaves).free_bytes())
+    kind = "cuda" if any(op.device.startswith("cuda") for op in base.graph.ops) else "cpu"
+    free, link = Room(leaves).free_bytes(), _link(kind, means)
+    return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, free, link)
+
+
+def _link(kind: str, means: Sequence[str]) -> Link | None:
+    """The rates of copies to the host and back, as measured on this machine."""
+    if "offload" not in means:
+        return None
+    with needs_torch("measuring the link to the host"):
+        from lowtide.execute.planning import link_of
+    return link_of(kind)
 
 
 def _file_costs(step: Step, cost: str | None) -> Costs:

@@ -26,12 +26,13 @@ from lowtide.execute.room import Room
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget, parse_budget
 from lowtide.plan.check import check
+from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Plan
 from lowtide.plan.search import Progress
 from lowtide.suggest import did_you_mean
 
-__all__ = ["MEANS", "Settings", "costs_of", "device_of", "plan_joint"]
+__all__ = ["MEANS", "Settings", "costs_of", "device_of", "link_of", "plan_joint"]
 
 MEANS = ("recompute", "offload")
 ORIGINS = ("measured", "estimated")
@@ -86,6 +87,7 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
             settings.budget,
             able=able,
             only=settings.only,
+            link=link_of(device) if "offload" in settings.only else None,
             beside_bytes=beside,
             free_bytes=free,
             time_limit=settings.time_limit,
@@ -134,6 +136,16 @@ def _described(kind: str) -> Device:
         with contextlib.suppress(FileError):
             store_device(folder, device)
     return device
+
+
+def link_of(kind: str) -> Link:
+    """How fast copies between the device and the host are, each way."""
+    device = _described(kind)
+    memory = device.bytes_per_second / 2  # of the host itself: each byte is read and written
+    return Link(
+        to_host=device.from_device_bytes_per_second or memory,
+        to_device=device.to_device_bytes_per_second or memory,
+    )
 
 
 def _seconds(cost: Cost) -> float:

@@ -11,6 +11,7 @@ from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.infeasible import explained
+from lowtide.plan.lanes import Link
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, Decisions, Plan, Side
 from lowtide.plan.problem import build_problem
@@ -50,6 +51,7 @@ def make_plan(
     *,
     able: Collection[int] = (),
     only: Collection[str] = ("recompute",),
+    link: Link | None = None,
     beside_bytes: int = 0,
     free_bytes: int | None = None,
     time_limit: float = 10.0,
@@ -58,20 +60,28 @@ def make_plan(
 ) -> Plan:
     """The fastest Program found whose peak, with what is beside it on the device, stays inside the budget.
 
-    ``able`` names operators that may run in place; ``free_bytes`` is what the budget ``auto`` stands for. An
-    InfeasibleError names the smallest budget that works.
+    ``able`` names operators that may run in place; ``link`` is needed for offload; ``free_bytes`` is what the
+    budget ``auto`` stands for. An InfeasibleError names the smallest budget that works.
     """
     problem = build_problem(graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     try:
         found = search(
-            problem, size - beside_bytes, time_limit=time_limit, seed=seed, progress=progress, only=only
+            problem,
+            size - beside_bytes,
+            time_limit=time_limit,
+            seed=seed,
+            progress=progress,
+            only=only,
+            link=link,
         )
     except InfeasibleError as error:
         raise explained(problem, error, size, beside_bytes, able) from None
     program = with_in_place(graph, found.program, able)
-    return _plan(graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)))
+    return _plan(
+        graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link
+    )
 
 
 def _plan(
@@ -84,8 +94,11 @@ def _plan(
     only: tuple[str, ...],
     beside: int,
     able: tuple[int, ...],
+    link: Link | None,
 ) -> Plan:
-    timeline = simulate(graph, program, workspace_bytes=costs.workspace_bytes, seconds=costs.seconds)
+    timeline = simulate(
+        graph, program, workspace_bytes=costs.workspace_bytes, seconds=costs.seconds, link=link
+    )
     check(graph, program, budget=budget - beside, workspace_bytes=costs.workspace_bytes)
     plain_seconds = costs.plain_seconds(graph)
     everything = sum(costs.seconds)

@@ -10,6 +10,7 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
+from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Decisions, Plan, Side
 
@@ -62,6 +63,7 @@ def sweep(
     *,
     shares: Sequence[float] = SHARES,
     able: Collection[int] = (),
+    link: Link | None = None,
     beside_bytes: int = 0,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
@@ -78,7 +80,7 @@ def sweep(
         progress(f"{share:.0%} …")
         try:
             plan = make_plan(
-                graph, costs, Budget(share=share), able=able, beside_bytes=beside_bytes, **options
+                graph, costs, Budget(share=share), able=able, link=link, beside_bytes=beside_bytes, **options
             )
         except InfeasibleError as error:
             smallest, floor = error.smallest_budget, error.floor
@@ -86,7 +88,7 @@ def sweep(
         plans.append(plan)
     if smallest is not None and (not plans or smallest < plans[-1].budget_bytes):
         last = make_plan(
-            graph, costs, Budget(bytes=smallest), able=able, beside_bytes=beside_bytes, **options
+            graph, costs, Budget(bytes=smallest), able=able, link=link, beside_bytes=beside_bytes, **options
         )
         plans.append(last)
     points = _monotone(plans)
