@@ -144,10 +144,17 @@ class Builder:
         self.tensor_of[node] = self.calls[self._op_of[producer]].results[index]
 
     def _viewed(self, node: fx.Node) -> int | None:
-        """The tensor whose storage the results share, by the operator's own schema."""
+        """The tensor whose storage the results share: some operators say that they copy, and do not."""
+        values = node.meta["val"]
+        results = values if isinstance(values, tuple | list) else (values,)
+        made = {_storage(value) for value in results} - {None}
+        for source in node.all_input_nodes:
+            if source in self.tensor_of and _storage(source.meta.get("val")) in made:
+                return self.tensor_of[source]
+        return self._viewed_by_schema(node)
+
+    def _viewed_by_schema(self, node: fx.Node) -> int | None:
         schema = getattr(node.target, "_schema", None)
-        if node.target is torch.ops.aten._unsafe_view.default:  # says that it copies, and does not
-            return self.tensor_of.get(node.all_input_nodes[0])
         if schema is None or not schema.returns or schema.returns[0].alias_info is None:
             return None
         for argument, value in zip(schema.arguments, node.args, strict=False):
@@ -172,6 +179,10 @@ class Builder:
         attributes = {"returned": returned} | ({"updated": sorted(set(updated))} if updated else {})
         attributes |= {"updated_early": sorted(set(self.early))} if self.early else {}
         return validate(Graph(tuple(tensors), tuple(self.ops), attributes=attributes))
+
+
+_REPEATABLE = frozenset({"aten", "prims", "lowtide"})
+"""Where operators that are not marked as random give the same each time; nobody knows of others."""
 
 
 def _tensor(
@@ -227,7 +238,15 @@ def _attributes(node: fx.Node) -> dict[str, Any]:
         found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
     if is_random(node):
         found["random"] = True
+    elif getattr(node.target, "namespace", "aten") not in _REPEATABLE:
+        found["once"] = True
     return found
+
+
+def _storage(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def _strides(value: torch.Tensor) -> list[int] | None:

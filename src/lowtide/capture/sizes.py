@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide.errors import CaptureError
 
-__all__ = ["Fixed", "Symbolic", "fingerprint", "has_symbols"]
+__all__ = ["Fixed", "Symbolic", "fingerprint", "has_numbers", "has_symbols"]
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -29,6 +29,12 @@ def has_symbols(module: fx.GraphModule) -> bool:
         or (isinstance(value, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in value.shape))
         for value in values
     )
+
+
+def has_numbers(module: fx.GraphModule) -> bool:
+    """Whether some input is a Python number that torch put into a tensor: its value may be in the graph."""
+    values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
+    return any(isinstance(getattr(value, "item_memo", None), _SYMBOLS) for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class Symbolic:
 def fingerprint(module: fx.GraphModule) -> Hashable:
     """Equal for two functions that compute the same; None where that cannot be told from the graph alone."""
     place = {node: k for k, node in enumerate(module.graph.nodes)}
-    if any(node.op in ("get_attr", "call_module") for node in place):
+    if has_numbers(module) or any(node.op in ("get_attr", "call_module") for node in place):
         return None
     lines = []
     for node in place:

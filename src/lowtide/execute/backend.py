@@ -15,7 +15,7 @@ from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
 from lowtide.capture.refusal import raise_through, refuse_graph_breaks
 from lowtide.capture.rewrite import as_eager
-from lowtide.capture.sizes import has_symbols
+from lowtide.capture.sizes import has_numbers, has_symbols
 from lowtide.errors import LowtideError, RunError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
@@ -151,7 +151,7 @@ def compile_planned(
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf], _: Sequence[Any]) -> Callable[..., Any]:
             return Planned(static, leaves, _compiled, settings, seen, rehearsing)
 
-        if has_symbols(module):
+        if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (settings, seen), remember)
         return compiled(module, leaves, inputs)
     except LowtideError as error:

@@ -39,7 +39,7 @@ def _able(joint: Joint, op: int) -> bool:
 def in_place_variant(target: Any) -> Any:
     """The operator that writes its result over its first argument, or None."""
     packet = getattr(target, "overloadpacket", None)
-    if packet is None:
+    if packet is None or getattr(target, "namespace", "") != "aten":
         return None
     overload = str(target).rpartition(".")[2]
     return getattr(getattr(torch.ops.aten, f"{packet.__name__}_", None), overload, None)

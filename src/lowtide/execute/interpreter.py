@@ -18,6 +18,8 @@ from lowtide.plan.program import Fetch, Program, Run, Send
 
 __all__ = ["Interpreter"]
 
+_TICKETS = 4096
+
 
 class Interpreter:
     """The forward and the backward part of one Program, ready to run.
@@ -47,8 +49,10 @@ class Interpreter:
         self._undisturbed = _before_first_update(joint, program)
         self._forward, self._backward = prepared(joint, program, self.states)
         self._transfers = _lanes(joint, program)
-        self._sent: dict[int, tuple[Any, Form]] = {}
-        """Copies to the host that forward started, by address, for the backward that will want them back."""
+        self._forms: dict[int, Form] = {}
+        """How the tensors that forward leaves on the host lay in memory."""
+        self._sent: dict[int, Any] = {}
+        """Tickets of copies to the host that forward started, by address, for the backward to come."""
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs. Empties ``arguments``.
@@ -75,8 +79,7 @@ class Interpreter:
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
-        for tensor, host in zip(self.hosts, hosts, strict=True):
-            self._sent[host.data_ptr()] = frame.sent[tensor]
+        self._hand_over(frame, hosts)
         return [*outputs, *saved, *hosts, *(state for state in frame.states if state is not None)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -90,12 +93,23 @@ class Interpreter:
             frame.table[tensor] = value
         for tensor, host in zip(self.hosts, given[kept : kept + sent], strict=True):
             frame.hosts[tensor] = host
-            frame.sent[tensor] = self._sent[host.data_ptr()]
+            frame.sent[tensor] = self._sent.pop(host.data_ptr(), None), self._forms[tensor]
         for tensor, value in zip(joint.tangents, given[kept + sent + states :], strict=True):
             frame.table[tensor] = value
         given.clear()
         self._run(self._backward, frame)
         return [None if t is None else frame.table[t] for t in joint.gradients]
+
+    def _hand_over(self, frame: Frame, hosts: Sequence[torch.Tensor]) -> None:
+        """Remember what backward must know of copies that are still under way."""
+        if hosts and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            assert self._transfers is not None
+            self._transfers.settle()  # somebody is going to look at what is saved
+        for tensor, host in zip(self.hosts, hosts, strict=True):
+            ticket, self._forms[tensor] = frame.sent[tensor]
+            self._sent[host.data_ptr()] = ticket
+        while len(self._sent) > _TICKETS + len(hosts):  # of steps whose backward never came
+            self._sent.pop(next(iter(self._sent)))
 
     def _frame(self, states: list[torch.Tensor | None]) -> Frame:
         frame = Frame(len(self.joint.graph.tensors), states, self._transfers)

@@ -89,7 +89,8 @@ class _CpuTransfers(Transfers):
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8)
-        return form.over(flat), self._in.submit(_copy, [flat, host], sent)
+        after = self._out.submit(_nothing) if sent is None else sent
+        return form.over(flat), self._in.submit(_copy, [flat, host], after)
 
     def wait(self, ticket: Future[None] | None) -> None:
         if ticket is not None:
@@ -98,6 +99,10 @@ class _CpuTransfers(Transfers):
     def settle(self) -> None:
         for lane in (self._out, self._in):
             lane.submit(int).result()
+
+
+def _nothing() -> None:
+    """Ends once everything before it on its lane has."""
 
 
 def _copy(pair: list[torch.Tensor], after: Future[None] | None = None) -> None:
@@ -124,7 +129,9 @@ class _CudaTransfers(Transfers):
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8, device=self._device)
-        if sent is not None:
+        if sent is None:  # which copy brought the bytes is not known any more: all of them are waited for
+            self._in.wait_stream(self._out)
+        else:
             self._in.wait_event(sent)
         self._in.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._in):

@@ -189,6 +189,8 @@ class _State:
         self._read(line.op, op, again)
         if again and set(op.inputs) & set(op.outputs):
             self._wrong(f"runs {op.label!r} again, which changes its input")
+        if again and op.attributes.get("once"):
+            self._wrong(f"runs {op.label!r} again, which nobody knows to give the same twice")
         taken = self._taken(line, op)
         passing = 0
         for position, tensor in enumerate(op.outputs):

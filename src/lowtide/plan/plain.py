@@ -35,7 +35,7 @@ def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
     split = forward_count(graph)
     producer = {t: k for k in range(split) for t in graph.ops[k].outputs}
     kept = set(kept_throughout(graph))
-    held = set(kept)
+    held = kept | {t for op in graph.ops if op.attributes.get("once") for t in op.outputs}
     backward: list[int] = []
     for k in range(split, len(graph.ops)):
         wanted = [t for t in graph.ops[k].reads if t in producer and t not in held]

@@ -184,7 +184,11 @@ class _Builder:
             made = dict.fromkeys(storage[t] for t in op.outputs if producer.get(storage[t]) == v)
             writes.append(tuple(number[s] for s in made))
             late = any(last_write.get(s, -1) >= v for s in touched if s not in self.leaves)
-            late = late or any(s in rewritten or s in self.pinned for s in made)
+            late = (
+                late
+                or bool(op.attributes.get("once"))
+                or any(s in rewritten or s in self.pinned for s in made)
+            )
             again.append(k in self.wanted and bool(made) and not late)
             extra = int(self.given_workspace[k]) if self.given_workspace else 0
             workspace.append(extra + self._written_anew(op, v, producer))
