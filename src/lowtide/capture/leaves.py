@@ -18,7 +18,7 @@ def leaves_of(module: fx.GraphModule) -> list[Leaf]:
     for node in module.graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
         source = getattr(argument, "source", None)
-        name = "" if source is None else (source.name() if callable(source.name) else source.name)
+        name = "" if source is None else source.name
         leaves.append(Leaf(_readable(name) or node.name, _role(name)))
     return leaves
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
@@ -107,6 +108,7 @@ def compile_with(
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
     ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
     """
+    trust_no_dict_versions()
     try:
         refuse_graph_breaks(module)
         leaves = leaves_of(module)
@@ -229,7 +231,13 @@ def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], l
 
 
 def _differentiated() -> bool:
-    """Whether AOTAutograd runs this backward as a function that itself has a backward (create_graph)."""
+    """Whether backward is to have a backward (create_graph).
+
+    The engine leaves gradients on for it. AOTAutograd may run it inside a function of its own, which switches
+    them off: always from torch 2.13 on, before that where something saved requires a gradient.
+    """
+    if torch.is_grad_enabled():
+        return True
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
