@@ -11,7 +11,7 @@ from lowtide.execute import transfer
 from lowtide.execute.backend import compile_with
 from lowtide.execute.transfer import Form, transfers
 from lowtide.plan.plain import offload_all
-from lowtide.plan.program import Fetch, Send
+from lowtide.plan.program import Drop, Fetch, Program, Send
 
 DEVICES = [
     "cpu",
@@ -173,3 +173,48 @@ def test_a_step_without_backward_leaves_nothing_under_way(compiled):
         step(model, torch.randn(4, 8))
     made[0]._transfers.settle()
     assert all(map(torch.equal, gradients(model, step), gradients(model, loss)))
+
+
+def late(graph):
+    """offload_all with every drop of what was sent put into backward, right before it is fetched."""
+    program = offload_all(graph)
+    sent = {line.tensor for line in program.forward if isinstance(line, Send)}
+    forward = []
+    for line in program.forward:
+        if isinstance(line, Drop):
+            line = Drop(tuple(t for t in line.tensors if t not in sent))
+        forward.append(line)
+    backward = []
+    for line in program.backward:
+        backward += [Drop((line.tensor,)), line] if isinstance(line, Fetch) else [line]
+    return Program(tuple(forward), tuple(backward))
+
+
+def early(graph):
+    """offload_all with every fetch at the end of forward."""
+    program = offload_all(graph)
+    fetches = tuple(line for line in program.backward if isinstance(line, Fetch))
+    rest = tuple(line for line in program.backward if not isinstance(line, Fetch))
+    return Program((*program.forward, *fetches), rest)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("planner", [offload_all, late, early])
+def test_copies_that_cross_from_forward_to_backward(planner, device):
+    """Large enough that copies are under way when forward ends."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(512, 512), nn.Tanh()))).to(device)
+    x = torch.randn(2048, 512).to(device)
+    made = []
+    step = torch.compile(loss, backend=lambda m, i: compile_with(m, i, planner, made.append), fullgraph=True)
+    for _ in range(3):
+        model.zero_grad()
+        loss(model, x).backward()
+        expected = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        step(model, x).backward()
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    if planner is late:
+        sent = {line.tensor for line in made[0].program.forward if isinstance(line, Send)}
+        assert sent <= set(made[0].saved)

@@ -14,7 +14,7 @@ from lowtide.execute.lines import Frame, Line, Running, prepared
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.graph import Role
-from lowtide.plan.program import Fetch, Program, Run, Send
+from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
 __all__ = ["Interpreter"]
 
@@ -76,6 +76,9 @@ class Interpreter:
             snapshot.restore()
             before.clear()
             raise
+        for ticket in frame.incoming.values():  # backward, another call, reads it without a wait
+            assert self._transfers is not None
+            self._transfers.wait(ticket)
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
@@ -93,7 +96,9 @@ class Interpreter:
             frame.table[tensor] = value
         for tensor, host in zip(self.hosts, given[kept : kept + sent], strict=True):
             frame.hosts[tensor] = host
-            frame.sent[tensor] = self._sent.pop(host.data_ptr(), None), self._forms[tensor]
+            ticket = self._sent.pop(host.data_ptr(), None)
+            frame.sent[tensor] = ticket, self._forms[tensor]
+            frame.outgoing[tensor] = ticket
         for tensor, value in zip(joint.tangents, given[kept + sent + states :], strict=True):
             frame.table[tensor] = value
         given.clear()
@@ -158,6 +163,7 @@ def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
     """Tensors that the backward part reads, sends or returns before it makes or fetches them."""
     needed = {t for t in joint.gradients if t is not None}
     ran = {line.op for line in program.forward if isinstance(line, Run)}
+    sent = {line.tensor for line in program.forward if isinstance(line, Send)}
     for line in reversed(program.backward):
         if isinstance(line, Run):
             op = joint.graph.ops[line.op]
@@ -167,6 +173,8 @@ def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
             needed.discard(line.tensor)
         elif isinstance(line, Send):
             needed.add(line.tensor)
+        elif isinstance(line, Drop):  # its copy to the host may still be under way until here
+            needed.update(t for t in line.tensors if t in sent)
     return tuple(sorted(needed.difference(joint.tangents, joint.constants)))
 
 
