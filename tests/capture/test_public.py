@@ -92,3 +92,9 @@ def test_it_type_checks_as_the_function(tmp_path):
     error, *_, summary = result.stdout.splitlines()
     assert "user.py:12: error: Argument 1" in error
     assert "Found 1 error in 1 file" in summary
+
+
+@pytest.mark.parametrize("function", [3, None, "model", torch.ones(2)])
+def test_what_cannot_be_called_is_refused(function):
+    with pytest.raises(CaptureError, match="a step is a module or a function.*this is a"):
+        lowtide.capture(function)

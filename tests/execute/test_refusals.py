@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.errors import CaptureError, RunError
+from lowtide.errors import CaptureError, PlanError, RunError
 from lowtide.execute.backend import backend
 
 PROJECT = Path(lowtide.__file__).parent.parent.parent
@@ -68,6 +68,21 @@ def test_a_second_backward_is_refused_as_in_eager():
     loss.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+def test_several_losses_of_one_call_are_told_to_be_added_up():
+    def losses(model, x):
+        y = model(x)
+        return y.sum(), y.square().sum()
+
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    one, other = compiled(losses)(model, x)
+    one.backward()
+    with pytest.raises(RuntimeError, match="Specify retain_graph=True"):
+        other.backward()
+    one, other = compiled(losses)(model, x)
+    with pytest.raises(RunError, match="several losses from one call: add them up before backward"):
+        one.backward(retain_graph=True)
 
 
 # What cannot be captured.
@@ -163,8 +178,10 @@ def test_with_fullgraph_torch_explains_itself():
         ({"program": 3}, "there is no program 3; programs: plain, recompute-all"),
         (
             {"progam": "plain"},
-            "there is no option 'progam'; options: program, remember. Did you mean 'program'?",
+            "there is no option 'progam'; options: budget, program, .*cache. Did you mean 'program'?",
         ),
+        ({"program": ["plain"]}, "there is no program .'plain'.; programs: plain"),
+        ({1: 2}, "there is no option 1; options: "),
         ({"remember": 0}, "remember=0: .* a whole number from 1"),
         ({"remember": "8"}, "remember='8'"),
         ({"remember": True}, "remember=True"),
@@ -172,7 +189,22 @@ def test_with_fullgraph_torch_explains_itself():
 )
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(RunError, match=message):
-        compiled(loss_of, **options)(nn.Linear(3, 2), torch.randn(4, 3))
+        torch.compile(loss_of, backend=backend, options=options)(nn.Linear(3, 2), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": 3}, "there is no means 3; known: recompute, offload"),
+        ({"only": [["recompute"]]}, "there is no means .'recompute'.; known"),
+        ({"time_limit": "long"}, "time_limit='long'"),
+        ({"seed": "x"}, "seed='x'"),
+    ],
+)
+def test_a_wrong_option_of_a_plan_is_refused(options, message):
+    step = torch.compile(loss_of, backend=backend, options={"budget": "100%", **options})
+    with pytest.raises(PlanError, match=message):
+        step(nn.Linear(3, 2), torch.randn(4, 3))
 
 
 def test_a_mode_of_another_backend_is_refused():

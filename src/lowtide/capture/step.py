@@ -56,6 +56,10 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
     with one incoming gradient for each differentiable result. Parameters, buffers, gradients and the random
     state stay as they are. A CaptureError names the user's line and the way out.
     """
+    if not callable(function):
+        raise CaptureError(
+            f"a step is a module or a function that gives the loss; this is a {type(function).__name__}"
+        )
     compiled = torch.compile(function, backend=_record, fullgraph=True, dynamic=False)
     try:
         compiled(*example, **keywords)

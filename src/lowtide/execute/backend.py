@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 
 from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.joint import Joint, Leaf, read_joint
@@ -75,11 +76,11 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings,
     for name in options:
         if name not in known:
             raise RunError(
-                f"there is no option {name!r}; options: {', '.join(known)}.{did_you_mean(name, known)}"
+                f"there is no option {name!r}; options: {', '.join(known)}.{did_you_mean(str(name), known)}"
             )
     chosen = {**known, **options}
     name, remember = chosen["program"], chosen["remember"]
-    if name not in PROGRAMS:
+    if not isinstance(name, str) or name not in PROGRAMS:
         near = did_you_mean(str(name), PROGRAMS)
         raise RunError(f"there is no program {name!r}; programs: {', '.join(PROGRAMS)}.{near}")
     if not isinstance(remember, int) or isinstance(remember, bool) or remember < 1:
@@ -183,6 +184,7 @@ def _compiled(
         return shells(joint, interpreter(captured), num_fwd_outputs)
 
     def forward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
+        _nothing_donated()
         return _boxed(made[-1].forward)
 
     def backward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
@@ -201,6 +203,13 @@ def _compiled(
             keep_inference_input_mutations=True,
         )(module, inputs)
     return compiled
+
+
+def _nothing_donated() -> None:
+    """Say that backward writes over nothing: torch's own refusal of a second backward would hide ours."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
@@ -222,8 +231,9 @@ def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], l
             raise RunError(
                 "retain_graph=True and create_graph=True are not possible in a step that Lowtide runs: "
                 "memory is given back while backward runs, and backward has no gradient of its own. Add the "
-                "losses up and call backward once, or call the compiled function once for each backward; "
-                "leave what needs second derivatives uncompiled"
+                "losses up and call backward once, or call the compiled function once for each backward "
+                "(several losses from one call: add them up before backward, even where torch suggests "
+                "retain_graph=True); leave what needs second derivatives uncompiled"
             )
         return backward(arguments)
 

@@ -54,15 +54,21 @@ class Settings:
     def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
         """Settings from what users write; a PlanError names what is wrong."""
         only = options.pop("only", ("recompute",))
-        chosen = tuple(only.split(",")) if isinstance(only, str) else tuple(only)
+        listed = only.split(",") if isinstance(only, str) else only
+        chosen = tuple(listed) if isinstance(listed, list | tuple | set | frozenset) else (listed,)
         for means in chosen:
             if means not in MEANS:
-                near = did_you_mean(means, MEANS)
+                near = did_you_mean(str(means), MEANS)
                 raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}.{near}")
         cost = options.get("cost", "measured")
         if cost not in ORIGINS:
             near = did_you_mean(str(cost), ORIGINS)
             raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
+        limit, seed = options.get("time_limit", 10.0), options.get("seed", 0)
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit >= 0:
+            raise PlanError(f"time_limit={limit!r}: how long to search is a number of seconds")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise PlanError(f"seed={seed!r}: a seed is a whole number")
         return cls(parse_budget(budget), chosen, **options)
 
 
