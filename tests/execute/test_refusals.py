@@ -1,5 +1,6 @@
 """What a compiled step cannot do is refused by name, with the way out."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,51 @@ def test_what_torch_captures_but_no_plan_can_hold(function, text, reason):
     with pytest.raises(CaptureError, match=reason) as caught:
         torch.compile(function, backend=backend, fullgraph=True)(torch.randn(4))
     assert str(caught.value).startswith(f"{__file__}:{line_of(function, text)}: ")
+
+
+def sparse_with_padding(indices):
+    table = nn.Embedding(10, 4, sparse=True, padding_idx=0)
+
+    def loss(table, indices):
+        rows = table(indices)
+        return rows.square().sum()
+
+    return loss, (table, indices)
+
+
+def distinct(x):
+    def loss(model, x):
+        y = model(x)
+        return torch.unique(y).sum()
+
+    return loss, (nn.Linear(3, 2), x)
+
+
+@pytest.mark.parametrize("way", ["backend", "capture", "fit"])
+@pytest.mark.parametrize(
+    ("make", "argument", "text"),
+    [
+        (sparse_with_padding, torch.tensor([1, 0, 2]), "rows = table"),
+        (distinct, torch.randn(4, 3), "torch.unique"),
+    ],
+)
+def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
+    function, arguments = make(argument)
+    run = {
+        "backend": torch.compile(function, backend=backend, fullgraph=True),
+        "capture": functools.partial(lowtide.capture, function),
+        "fit": functools.partial(lowtide.fit, function),
+    }[way]
+    for _ in range(2):  # the second time too, though warnings are shown once
+        with pytest.raises(CaptureError, match="cannot be captured as one graph") as caught:
+            run(*arguments)
+        assert str(caught.value).startswith(f"{__file__}:{line_of(function, text)}: ")
+
+
+def test_a_fault_of_ours_while_torch_traces_is_no_capture_error(monkeypatch):
+    monkeypatch.setattr("lowtide.execute.backend.as_eager", None)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="TypeError: 'NoneType'"):
+        compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))
 
 
 def test_with_fullgraph_torch_explains_itself():

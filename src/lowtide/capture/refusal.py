@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Iterable
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchRuntimeError
 
 from lowtide.errors import CaptureError, LowtideError
 
-__all__ = ["place", "raise_through", "refuse_graph_breaks", "translated"]
+__all__ = ["place", "raise_through", "refuse_graph_breaks", "traced", "translated", "users_line"]
+
+_OURS = str(Path(__file__).parent.parent)
+_TORCHS = str(Path(torch.__file__).parent)
+_DETECTED = "Error detected in "
+"""How the warning begins that tells, beside an error of a backward, which forward call it belongs to."""
 
 _WAY_OUT = "Move it out of the compiled function, or compile the parts before and after it apart"
 _BACKWARD = "Return the loss and call its backward outside of the compiled function"
@@ -43,6 +53,52 @@ def translated(error: Exception) -> CaptureError:
             f"{where}: the step fails on these inputs: {problem}. Does it run without capture?"
         )
     return CaptureError(_sentence(where, text))
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """While AOTAutograd traces: what torch raises becomes a CaptureError, our own faults stay what they are."""
+    told: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield
+    except (LowtideError, ShortenTraceback):
+        raise
+    except Exception as error:
+        blame = _blamed(error)
+        if blame is not None and blame.filename.startswith(_OURS) and blame.name not in _TRACING:
+            raise
+        hints = [str(one.message) for one in told if str(one.message).startswith(_DETECTED)]
+        frames = _FRAME.findall(str(error)) or _FRAME.findall(hints[-1] if hints else "")
+        where = _last(frames) or _place_of(blame) or "the captured function"
+        raise CaptureError(_sentence(where, f"{type(error).__name__}: {error}")) from error
+    finally:
+        for one in told:
+            if not str(one.message).startswith(_DETECTED):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+_TRACING = ("_compiled", "_record", "traced")
+"""Functions of ours that do no more than call AOTAutograd."""
+
+
+def _blamed(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame outside of torch that led to the error, and outside of code made on the fly."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_TORCHS, "<"))]
+    return own[-1] if own else None
+
+
+def users_line(error: BaseException) -> str:
+    """``file:line`` where the user's own code raised this, or nothing where Lowtide did."""
+    return _place_of(_blamed(error))
+
+
+def _place_of(frame: traceback.FrameSummary | None) -> str:
+    if frame is None or frame.filename.startswith(_OURS):
+        return ""
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def raise_through(error: LowtideError) -> NoReturn:

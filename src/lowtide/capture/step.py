@@ -15,7 +15,7 @@ from lowtide.capture.ending import Update, read_update
 from lowtide.capture.joint import Joint, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
-from lowtide.capture.refusal import raise_through, translated
+from lowtide.capture.refusal import raise_through, traced, translated
 from lowtide.capture.rewrite import as_eager
 from lowtide.cost import Step
 from lowtide.errors import CaptureError, LowtideError
@@ -95,7 +95,7 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
         raise _Done(read_joint(as_eager(graph), len(results), leaves))
 
     try:
-        with eager_kernels():
+        with traced(), eager_kernels():
             aot_autograd(
                 fw_compiler=forward_only,
                 inference_compiler=forward_only,

@@ -15,7 +15,7 @@ from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
-from lowtide.capture.refusal import raise_through, refuse_graph_breaks
+from lowtide.capture.refusal import raise_through, refuse_graph_breaks, traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_numbers, has_symbols
 from lowtide.errors import LowtideError, RunError
@@ -194,7 +194,7 @@ def _compiled(
         results: Any = graph.graph.output_node().args[0]
         return _boxed(interpreter(read_joint(as_eager(graph), len(results), leaves)).forward)
 
-    with eager_kernels():
+    with traced(), eager_kernels():
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=forward,
             bw_compiler=backward,
