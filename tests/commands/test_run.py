@@ -1,4 +1,5 @@
 import json
+import textwrap
 
 import pytest
 import torch
@@ -65,3 +66,108 @@ def test_bad_targets_exit_2(arguments, message, capsys):
         main(["run", *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+OWN = """
+    import torch
+    from torch import nn
+
+    def step(loss, model=None, batch=None):
+        return model or nn.Linear(4, 4), batch or (torch.randn(3, 4),), loss
+
+    def branches():
+        def loss(model, x):
+            y = model(x)
+            if y.sum() > 0:
+                y = y * 2
+            return y.sum()
+        return step(loss)
+
+    def raises():
+        def loss(model, x):
+            y = model(x)
+            raise ValueError("my own")
+        return step(loss)
+
+    def cannot_open():
+        def loss(model, x):
+            open("/nonexistent/file")
+            return model(x).sum()
+        return step(loss)
+
+    def wrong_shape():
+        return step(lambda model, x: model(x).sum(), batch=(torch.randn(3, 5),))
+
+    def recurrent():
+        return step(lambda model, x: model(x)[0].sum(), nn.LSTM(4, 4), (torch.randn(3, 2, 4),))
+
+    def none(): return step(lambda model, x: None)
+    def number(): return step(lambda model, x: 3.0)
+    def pair(): return step(lambda model, x: (model(x).sum(), model(x)))
+    def vector(): return step(lambda model, x: model(x))
+    def whole(): return step(lambda model, x: model(x).argmax())
+    def imaginary(): return step(lambda model, x: (model(x) * 1j).sum())
+    def apart(): return step(lambda model, x: x.sum())
+    def nothing(): return step(lambda model, x: None, nn.ReLU())
+
+    def nan(): return step(lambda model, x: model(x).sum(), batch=(torch.full((3, 4), float("nan")),))
+    def sparse():
+        table = nn.Embedding(10, 4, sparse=True)
+        return step(lambda model, x: model(x).square().sum(), table, (torch.tensor([1, 2, 1]),))
+    def ok():
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        return step(lambda model, x: model(x).square().mean(), model)
+"""
+
+BAD = {
+    "branches": "own.py:11: the step cannot be captured as one graph",
+    "raises": "own.py:19: the step fails on these inputs: ValueError: my own",
+    "cannot_open": "own.py:24: the step fails on these inputs: FileNotFoundError: ",
+    "wrong_shape": "own.py:29: the step fails on these inputs: RuntimeError: ",
+    "recurrent": "cannot be captured as one graph",
+    "none": "the loss must be a tensor to have a backward pass; it is a NoneType",
+    "number": "it is a float",
+    "pair": "it is a tuple",
+    "vector": "must be a single number to have a backward pass; it is a tensor of shape (3, 4)",
+    "whole": "must be a real number to have a backward pass; it is of type int64",
+    "imaginary": "must be a real number to have a backward pass; it is of type complex64",
+    "apart": "the loss does not depend on any parameter",
+    "nothing": "the function must return a tensor; it returns a NoneType",
+}
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(OWN))
+    return path
+
+
+def refused(*arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert caught.value.code == 2, printed.err
+    assert "Traceback" not in printed.err
+    assert "the output cannot be written" not in printed.err
+    assert printed.out == ""
+    return printed.err
+
+
+@pytest.mark.parametrize("function", BAD)
+def test_mistakes_of_the_users_own_code_exit_2(function, own, capsys):
+    assert BAD[function] in refused("run", f"{own}:{function}", "--repeats", "1", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("branches", "own.py:11: the step cannot be captured as one graph"),
+        ("raises", "own.py:19: "),
+        ("cannot_open", "own.py:24: "),
+        ("wrong_shape", "own.py:29: "),
+        ("none", "runs no operator on a tensor"),
+    ],
+)
+def test_so_they_do_where_a_budget_is_given(function, problem, own, capsys):
+    assert problem in refused("run", f"{own}:{function}", "--budget", "100%", capsys=capsys)

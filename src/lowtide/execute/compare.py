@@ -13,9 +13,11 @@ from torch import nn
 
 from lowtide.capture.ending import read_update
 from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
+from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.timeline import StorageMarker
+from lowtide.execute.user_code import check_loss, in_the_users_terms, users_step
 from lowtide.graph import Graph, Recording, Timeline
 from lowtide.plan.plain import with_update
 from lowtide.plan.program import Program, Run
@@ -119,12 +121,15 @@ class _Subject:
         try:
             result = way.loss(self.model, *self.batch)
             if self.trains:
+                check_loss(result)
                 result.backward()  # type: ignore[no-untyped-call]
             if way.update is not None:
                 way.update(self.model, marker)
         finally:
             if way.interpreter is not None:
                 way.interpreter.marker = None
+        if not isinstance(result, torch.Tensor):
+            raise RunError(f"the function must return a tensor; it returns a {type(result).__name__}")
         return result.detach()
 
     def outcome(self, loss: torch.Tensor) -> Outcome:
@@ -193,14 +198,18 @@ def compare(
     progress("eager step")
     eagerly = _Way(loss, None if update is None else lambda model, _: update(model))
     subject.reset()
-    subject.step(eagerly)  # what a first step sets up once and for all
+    with users_step():
+        subject.step(eagerly)  # what a first step sets up once and for all
     subject.reset()
     resident = subject.resident_bytes()
     result, eager = subject.watch(eagerly)
     before = subject.outcome(result)
     progress("capturing and planning")
     subject.reset()
-    subject.step(_Way(compiled))
+    with in_the_users_terms():
+        subject.step(_Way(compiled))
+    if not made:
+        raise CaptureError("the step runs no operator on a tensor: there is nothing to compare")
     interpreter = made[-1]
     graph, program = interpreter.joint.graph, interpreter.program
     planned = _Way(compiled, interpreter=interpreter)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.errors import RunError
+from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings
+from lowtide.execute.user_code import in_the_users_terms
 from lowtide.plan.plan import Plan
 
 __all__ = ["Fitted", "fit"]
@@ -43,9 +44,15 @@ class Fitted:
         """Plan for arguments like these, and run forward once without a trace."""
         self._rehearsing = True
         try:
-            self._compiled(*args, **kwargs)
+            with in_the_users_terms():
+                self._compiled(*args, **kwargs)
         finally:
             self._rehearsing = False
+
+    @property
+    def planned(self) -> bool:
+        """Whether any shapes were met."""
+        return bool(self._plans)
 
     @property
     def plan(self) -> Plan:
@@ -83,9 +90,15 @@ def fit(
     is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
     buffers and random state are what they were. An InfeasibleError names the smallest budget that works.
     """
+    if not callable(model_or_loss_fn):
+        kind = type(model_or_loss_fn).__name__
+        raise CaptureError(f"a step is a module or a function that gives the loss; this is a {kind}")
     settings = Settings.of(
         budget, only=only, cost=cost, time_limit=time_limit, seed=seed, cache=cache, progress=progress
     )
     fitted = Fitted(model_or_loss_fn, settings)
     fitted.rehearse(*example, **keywords)
+    if not fitted.planned:
+        name = getattr(model_or_loss_fn, "__name__", type(model_or_loss_fn).__name__)
+        raise CaptureError(f"{name} runs no operator on a tensor: pass the tensors of the step as arguments")
     return fitted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -12,12 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_leaves
 
 from lowtide.capture.ending import read_update
 from lowtide.capture.joint import Joint
-from lowtide.capture.refusal import translated
 from lowtide.capture.step import capture
 from lowtide.cost import Cost, Note, NoteKind, Span, Step, validate_step
 from lowtide.cost.cache import CostCache
@@ -26,9 +23,10 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.measure import Measured, Progress, measure
 from lowtide.cost.record import record
 from lowtide.cost.watch import Marker
-from lowtide.errors import CaptureError, LowtideError, RunError
+from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.user_code import check_loss, check_number, in_the_users_terms, too_large
 from lowtide.graph import Graph
 from lowtide.plan.plain import store_all
 
@@ -92,7 +90,7 @@ def estimated_profile(
     update: Ending | None = None,
 ) -> Profile:
     """The step ``function(*example)``, every operator estimated; none is run."""
-    with _untouched(example), _in_the_users_terms(), _gradients(trains):
+    with _untouched(example), in_the_users_terms(), _gradients(trains):
         captured = capture(function, *example)
     if trains:
         _check_loss(captured.joint)
@@ -153,13 +151,10 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
             result = compiled(*example)
         if not trains:
             return
-        if not isinstance(result, torch.Tensor):
-            raise RunError(
-                f"the loss must be a tensor to have a backward pass; it is a {type(result).__name__}"
-            )
-        result.backward()  # type: ignore[no-untyped-call]
+        check_loss(result)
+        result.backward()
 
-    with _in_the_users_terms(), contextlib.suppress(_Enough):
+    with in_the_users_terms(), contextlib.suppress(_Enough):
         once()
     if len(made) != 1:
         raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
@@ -169,9 +164,7 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
         try:
             once()
         except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"the step does not fit into the memory of the device: {_first_line(error)}"
-            ) from error
+            raise too_large(error) from error
         finally:
             made[0].marker = None
 
@@ -201,28 +194,11 @@ def _check_loss(joint: Joint) -> None:
     """Refuse what has no backward pass of its own, before anything runs."""
     if not joint.tangents:
         raise RunError("the loss does not depend on any parameter: there is no backward pass")
-    results = [joint.graph.tensors[t] for t in joint.tangents]
-    if len(results) > 1 or math.prod(results[0].shape or ()) != 1:
-        what = " and ".join(f"a tensor of shape {one.shape}" for one in results)
+    results = [joint.values[t] for t in joint.tangents]
+    if len(results) > 1:
+        what = " and ".join(f"a tensor of shape {tuple(one.shape)}" for one in results)
         raise RunError(f"the loss must be a single number to have a backward pass; it is {what}")
-
-
-@contextlib.contextmanager
-def _in_the_users_terms() -> Iterator[None]:
-    """What torch, or the user's own code, raises inside becomes a CaptureError with the line."""
-    try:
-        yield
-    except LowtideError:
-        raise
-    except TorchDynamoException as error:
-        raise translated(error) from error
-    except Exception as error:
-        said = f"{type(error).__name__}: {_first_line(error)}"
-        raise CaptureError(f"the step cannot be captured as one graph: {said}") from error
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().partition("\n")[0]
+    check_number(tuple(results[0].shape), results[0].dtype)
 
 
 @contextlib.contextmanager
