@@ -291,3 +291,14 @@ def test_estimates_carry_a_tilde():
 def test_a_comparison_is_by_what_both_sides_know():
     assert json.loads(run("diff", PROFILE, GRAPH, "--json").stdout)["sort"] == "bytes"
     assert json.loads(run("diff", PROFILE, PROFILE, "--json").stdout)["sort"] == "time"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), FileNotFoundError(2, "gone", "x")])
+def test_an_error_that_is_not_of_the_output_is_no_error_of_the_output(error, monkeypatch):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("lowtide.commands.show.read_file", fails)
+    with pytest.raises(OSError, match="gone|No space") as caught:
+        main(["show", str(GRAPH)])
+    assert caught.value is error

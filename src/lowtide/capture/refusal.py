@@ -57,7 +57,7 @@ def translated(error: Exception) -> CaptureError:
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """While AOTAutograd traces: what torch raises becomes a CaptureError, our own faults stay what they are."""
+    """While torch traces: what it raises becomes a CaptureError, faults of ours stay what they are."""
     told: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         cli.main(
             args=None if arguments is None else list(arguments), prog_name="lowtide", standalone_mode=False
         )
-        sys.stdout.flush()
+        _flush()
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_BAD_INPUT)
@@ -82,12 +83,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except OSError as error:
+        if not _while_printing(error):
+            raise
         click.echo(f"Error: the output cannot be written: {error.strerror or error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+def _while_printing(error: OSError) -> bool:
+    """Whether it was standard output that could not be written."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    printing = any(name == "click.utils" or name.partition(".")[0] == "rich" for name in modules)
+    return printing or any(frame.f_code is _flush.__code__ for frame in frames)
 
 
 def _behave_like_a_filter() -> None:
