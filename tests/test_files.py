@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from lowtide.errors import FileError
-from lowtide.files import read_bytes, write_atomically
+from lowtide.files import check_outputs, read_bytes, write_atomically, write_together
 
 
 def test_a_file_is_written_whole_with_ordinary_permissions(tmp_path):
@@ -64,3 +64,23 @@ def test_an_endless_file_is_not_read(tmp_path):
         file.truncate(5 << 30)
     with pytest.raises(FileError, match="more than"):
         read_bytes(path)
+
+
+def test_files_written_together_are_all_there_or_none(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    with pytest.raises(FileError, match="cannot be written"):
+        write_together([(one, b"1"), (tmp_path / "none" / "other", b"2")])
+    assert list(tmp_path.iterdir()) == []
+    write_together([(one, b"1"), (other, b"2")])
+    assert (one.read_bytes(), other.read_bytes()) == (b"1", b"2")
+    assert sorted(tmp_path.iterdir()) == [one, other]
+
+
+def test_outputs_that_are_one_file_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    check_outputs(tmp_path / "file", None, tmp_path / "other")
+    with pytest.raises(FileError, match="two outputs"):
+        check_outputs(tmp_path / "file", tmp_path / "link")
+    with pytest.raises(FileError, match="no folder"):
+        check_outputs(tmp_path / "none" / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]

@@ -171,3 +171,23 @@ def test_mistakes_of_the_users_own_code_exit_2(function, own, capsys):
 )
 def test_so_they_do_where_a_budget_is_given(function, problem, own, capsys):
     assert problem in refused("run", f"{own}:{function}", "--budget", "100%", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--save-program", "a.json", "--timeline", "none/x.json"), "none/x.json: cannot be written: there is no folder"),
+        (("--save-program", "a.json", "--timeline", "./a.json"), "two outputs would be written to this file"),
+        (("--save-program", "."), "not a regular file"),
+        (("--timeline", ""), "no file to write was named"),
+        (("--device", "meta"), "a step runs on cpu or cuda, not on 'meta'"),
+        (("--device", "cud"), "Did you mean 'cuda'"),
+        (("--seed", "99999999999999999999999"), "--seed"),
+        (("--seed", "x"), "--seed"),
+    ],
+)  # fmt: skip
+def test_bad_usage_exits_2_before_anything_runs(arguments, problem, own, capsys, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    monkeypatch.setattr("lowtide.execute.compare.compare", None)
+    assert problem in refused("run", f"{own}:ok", *arguments, capsys=capsys)
+    assert list(own.parent.glob("*.json")) == []

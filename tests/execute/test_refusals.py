@@ -245,6 +245,7 @@ def test_a_wrong_option_is_refused(options, message):
         ({"only": [["recompute"]]}, "there is no means .'recompute'.; known"),
         ({"time_limit": "long"}, "time_limit='long'"),
         ({"seed": "x"}, "seed='x'"),
+        ({"seed": 10**30}, "seed=1000"),
     ],
 )
 def test_a_wrong_option_of_a_plan_is_refused(options, message):

@@ -14,10 +14,12 @@ from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
 
 __all__ = [
+    "SEED",
     "Choice",
     "check_kind",
     "console",
     "default_sort",
+    "device_option",
     "json_option",
     "print_json",
     "select",
@@ -27,6 +29,24 @@ __all__ = [
 _PIPE_WIDTH = 160
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
+SEED = click.IntRange(min=-(2**63), max=2**64 - 1)
+"""What torch takes as a seed."""
+
+
+def _device(_: click.Context, __: click.Parameter, name: str) -> str:
+    """A device on which a step can run, by its kind; whether it is there is found when it is used."""
+    kinds = ("cpu", "cuda")
+    kind = name.partition(":")[0]
+    if kind not in kinds:
+        raise click.BadParameter(f"a step runs on cpu or cuda, not on {name!r}.{did_you_mean(kind, kinds)}")
+    return name
+
+
+device_option = click.option(
+    "--device", default="cpu", metavar="DEVICE", callback=_device, help="cpu or cuda [cpu]."
+)
 
 
 class Choice(click.Choice[str]):

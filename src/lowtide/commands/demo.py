@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lowtide.commands.common import console, json_option, print_json
+from lowtide.commands.common import console, device_option, json_option, print_json
 from lowtide.errors import FileError, InfeasibleError
 from lowtide.files import write_atomically
 from lowtide.needs import needs_torch
@@ -28,7 +28,7 @@ SHARES = ("100%", "50%", "25%")
 
 @click.command()
 @click.argument("target", default=TARGET)
-@click.option("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu].")
+@device_option
 @click.option("-o", "--output", default=".demo/memory.html", metavar="FILE", help="The page to write.")
 @click.option("--repeats", type=click.IntRange(min=1), default=2, help="Timed steps each way [2].")
 @json_option

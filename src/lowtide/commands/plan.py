@@ -15,6 +15,7 @@ from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
 from lowtide.documents import write_document
 from lowtide.errors import PlanError
+from lowtide.files import check_outputs
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
@@ -62,7 +63,7 @@ class _Source:
 @click.option(
     "--time-limit", type=click.FloatRange(min=0.1), default=10.0, metavar="S", help="A budget [10]."
 )
-@click.option("--seed", type=int, default=0, help="Of the search [0].")
+@click.option("--seed", type=click.IntRange(0, 2**48), default=0, help="Of the search [0].")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan, or the sweep.")
 @click.option("--fresh", is_flag=True, help="Plan anew what the cache knows.")
 @click.option("--explain", is_flag=True, help="What is kept, made again, sent away; who is live at the peak.")
@@ -88,6 +89,7 @@ def plan(
     """
     if (budget is None) == (not sweeping):
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
+    check_outputs(output)
     means = tuple(only.split(","))
     source = _source(target, cost, device, means, fresh)
     options: dict[str, Any] = {"only": means, "time_limit": time_limit, "seed": seed}

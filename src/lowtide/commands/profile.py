@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from lowtide.cost import Step
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import cache_folder, load_device, store_device
 from lowtide.errors import FileError
+from lowtide.files import check_outputs
 from lowtide.formats.registry import write_file
 from lowtide.needs import needs_torch
 from lowtide.units import format_bytes, format_count, format_seconds
@@ -57,8 +57,7 @@ def profile(
     model, batch and loss, as `path/to/file.py:function`. What was measured before on this device with these
     versions is taken from a cache.
     """
-    if not Path(output).parent.is_dir():
-        raise FileError(f"{output}: cannot be written: there is no folder {Path(output).parent}")
+    check_outputs(output)
     with needs_torch("profiling"):
         from lowtide.cost.probe import best_device
         from lowtide.zoo import build

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import json_option, print_json
-from lowtide.documents import read_document, write_document
+from lowtide.commands.common import SEED, device_option, json_option, print_json
+from lowtide.documents import encode_document, read_document
+from lowtide.files import check_outputs, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.check import check
@@ -35,8 +36,8 @@ __all__ = ["run"]
 )
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
-@click.option("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu].")
-@click.option("--seed", type=int, default=0, help="Of the parameters, the batch and the step [0].")
+@device_option
+@click.option("--seed", type=SEED, default=0, help="Of the parameters, the batch and the step [0].")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, help="Timed steps each way [5].")
 @json_option
 def run(
@@ -55,6 +56,7 @@ def run(
 
     TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
     """
+    check_outputs(save_program, timeline)
     with needs_torch("running a step"):
         from lowtide import zoo
         from lowtide.execute.backend import PROGRAMS
@@ -82,10 +84,8 @@ def run(
         repeats=repeats,
         progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
     )
-    if save_program is not None:
-        write_document(save_program, found.program)
-    if timeline is not None:
-        write_document(timeline, found.recording)
+    outputs = [(save_program, found.program), (timeline, found.recording)]
+    write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
     if plan is not None:
         view |= {k: v for k, v in plan.as_json().items() if k != "predicted"}

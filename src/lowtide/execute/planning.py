@@ -67,8 +67,8 @@ class Settings:
         limit, seed = options.get("time_limit", 10.0), options.get("seed", 0)
         if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit >= 0:
             raise PlanError(f"time_limit={limit!r}: how long to search is a number of seconds")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise PlanError(f"seed={seed!r}: a seed is a whole number")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= 2**48:
+            raise PlanError(f"seed={seed!r}: a seed is a whole number from 0 to {2**48}")
         return cls(parse_budget(budget), chosen, **options)
 
 
