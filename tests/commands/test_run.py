@@ -191,3 +191,54 @@ def test_bad_usage_exits_2_before_anything_runs(arguments, problem, own, capsys,
     monkeypatch.setattr("lowtide.execute.compare.compare", None)
     assert problem in refused("run", f"{own}:ok", *arguments, capsys=capsys)
     assert list(own.parent.glob("*.json")) == []
+
+
+@pytest.mark.parametrize("function", ["nan", "sparse"])
+def test_equal_bits_are_equal_whatever_they_stand_for(function, own):
+    result = CliRunner().invoke(cli, ["run", f"{own}:{function}", "--repeats", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["loss_equal"] is view["bitwise"] is True
+    assert view["max_rel_grad_diff"] == 0
+
+
+def test_a_program_in_a_file_runs_as_it_is_written(own, tmp_path):
+    first, plain, ran = (tmp_path / f"{name}.json" for name in ("first", "plain", "ran"))
+    command = ["run", f"{own}:ok", "--repeats", "1"]
+    assert CliRunner().invoke(cli, [*command, "--save-program", str(first)]).exit_code == 0
+    program = json.loads(first.read_text())
+    lines = program["forward"] + program["backward"]
+    assert any("in_place" in line for line in lines)
+    for given in (first, plain):
+        if given is plain:
+            for line in lines:
+                line.pop("in_place", None)
+            plain.write_text(json.dumps(program, separators=(",", ":")) + "\n")
+        result = CliRunner().invoke(cli, [*command, "--program", str(given), "--save-program", str(ran)])
+        assert result.exit_code == 0, result.output
+        assert "bitwise equal" in result.stdout
+        assert ran.read_text() == given.read_text()
+
+
+def test_an_operator_that_has_no_form_in_place_is_refused(tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Linear(4, 4, bias=False)\n"
+        "    return model, (torch.randn(4, 4),), lambda model, x: (model(x) @ x).sum()\n"
+    )
+    path = tmp_path / "program.json"
+    assert (
+        CliRunner()
+        .invoke(cli, ["run", f"{own}:make", "--repeats", "1", "--save-program", str(path)])
+        .exit_code
+        == 0
+    )
+    program = json.loads(path.read_text())
+    runs = [line for line in program["forward"] if line["type"] == "run"]
+    assert not any("in_place" in line for line in runs)
+    runs[2]["in_place"] = 0  # the second product
+    path.write_text(json.dumps(program))
+    message = refused("run", f"{own}:make", "--repeats", "1", "--program", path, capsys=capsys)
+    assert "cannot write over its input 0" in message

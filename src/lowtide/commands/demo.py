@@ -79,6 +79,7 @@ def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
         built.batch,
         built.loss,
         lambda _: plan.program,
+        in_place=False,
         trains=built.trains,
         update=built.ending,
         repeats=repeats,

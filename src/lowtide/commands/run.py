@@ -78,6 +78,7 @@ def run(
         built.batch,
         built.loss,
         planner,
+        in_place=program in PROGRAMS,  # a program that is given runs as it is
         trains=built.trains,
         update=built.ending,
         seed=seed,

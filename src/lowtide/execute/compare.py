@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from lowtide.capture.ending import read_update
 from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
+from lowtide.execute.bits import largest_difference, same_bits
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.timeline import StorageMarker
 from lowtide.execute.user_code import check_loss, in_the_users_terms, users_step
@@ -66,7 +68,8 @@ class Comparison:
             "measured": asdict(self.measured),
             "loss_equal": self.loss_equal,
             "bitwise": self.bitwise,
-            "max_rel_grad_diff": self.max_rel_grad_diff,
+            # JSON has no infinity
+            "max_rel_grad_diff": self.max_rel_grad_diff if math.isfinite(self.max_rel_grad_diff) else None,
             "operators": self.operators,
             "runs": self.runs,
         }
@@ -178,6 +181,7 @@ def compare(
     *,
     trains: bool = True,
     update: Callable[[nn.Module], None] | None = None,
+    in_place: bool = True,
     seed: int = 0,
     repeats: int = 5,
     progress: Progress = lambda _: None,
@@ -186,12 +190,13 @@ def compare(
 
     ``update`` ends the step, if it is given: it changes the parameters by their gradients, as it stands on
     one side and as its captured operators on the other. The model is left as it was, without gradients.
+    Without ``in_place`` the planner's program runs exactly as it is given.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
     made: list[Interpreter] = []
     compiled: Loss = torch.compile(
         loss,
-        backend=lambda module, inputs: compile_with(module, inputs, planner, made.append),
+        backend=lambda module, inputs: compile_with(module, inputs, planner, made.append, in_place=in_place),
         fullgraph=True,
         dynamic=False,
     )
@@ -232,7 +237,7 @@ def compare(
         eager=Side(resident + eager.peak_bytes, seconds[0]),
         measured=Side(resident + ours.peak_bytes, seconds[1]),
         predicted_peak_bytes=_predicted(graph, program, marked, resident),
-        loss_equal=torch.equal(before.loss, after.loss),
+        loss_equal=same_bits(before.loss, after.loss),
         bitwise=_equal(before, after),
         max_rel_grad_diff=_largest_difference(before, after),
         operators=len(graph.ops),
@@ -291,14 +296,11 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _equal(a: Outcome, b: Outcome) -> bool:
-    def same(x: torch.Tensor | None, y: torch.Tensor | None) -> bool:
-        return x is y if x is None or y is None else x.dtype == y.dtype and torch.equal(x, y)
-
     return (
-        same(a.loss, b.loss)
-        and all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)
-        and all(same(a.buffers[name], b.buffers[name]) for name in a.buffers)
-        and all(same(a.parameters[name], b.parameters[name]) for name in a.parameters)
+        same_bits(a.loss, b.loss)
+        and all(same_bits(a.gradients[name], b.gradients[name]) for name in a.gradients)
+        and all(same_bits(a.buffers[name], b.buffers[name]) for name in a.buffers)
+        and all(same_bits(a.parameters[name], b.parameters[name]) for name in a.parameters)
     )
 
 
@@ -309,8 +311,6 @@ def _largest_difference(a: Outcome, b: Outcome) -> float:
         other = b.gradients[name]
         if (one is None) != (other is None):
             return float("inf")
-        if one is None or other is None or not one.numel():
-            continue
-        scale = float(one.abs().max()) or 1.0
-        largest = max(largest, float((one.double() - other.double()).abs().max()) / scale)
+        if one is not None and other is not None:
+            largest = max(largest, largest_difference(one, other))
     return largest

@@ -10,6 +10,7 @@ import torch
 
 from lowtide.capture.joint import Joint
 from lowtide.cost.watch import Marker
+from lowtide.execute.in_place import refuse_in_place
 from lowtide.execute.lines import Frame, Line, Running, prepared
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
@@ -30,6 +31,7 @@ class Interpreter:
     """
 
     def __init__(self, joint: Joint, program: Program) -> None:
+        refuse_in_place(joint, program)
         self.joint = joint
         self.program = program
         again = _run_again(program)
