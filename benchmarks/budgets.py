@@ -196,7 +196,7 @@ def main() -> None:
             try:
                 rows.append(rival(target, name, chosen.device, chosen.repeats))
                 print(table(rows).splitlines()[-1], flush=True)
-            except Exception as error:  # a rival that cannot run this network is a result too
+            except Exception as error:  # noqa: PERF203  a rival that cannot run this network is a result too
                 print(f"{target} {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     about = machine(chosen.device)
     document = {"date": str(date.today()), "machine": about, "repeats": chosen.repeats, "rows": rows}
