@@ -18,7 +18,7 @@ from itertools import accumulate
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
 
-__all__ = ["Trip", "hurried", "trips", "with_trips"]
+__all__ = ["Trip", "hurried", "prefix", "trips", "with_trips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,29 @@ def trips(
             continue
         following = start
         found.append(Trip(s, gone, back, late[s]))
+    return found
+
+
+def prefix(problem: Problem, cut: int, wanted: int, dear: float = 0.0) -> list[int]:
+    """The storages made first, to so many bytes, that are read again only after ``cut``.
+
+    What is made first is read last: it has the longest way, and the lane to the host starts at once. ``dear``
+    leaves out those that are cheaper to make again, by the byte, than such a share of them.
+    """
+    able = [
+        s
+        for s, producer in enumerate(problem.producer)
+        if 0 <= producer < cut and not problem.kept[s] and problem.bytes[s] and _late(problem, s, cut) > cut
+    ]
+    price = {s: problem.time[problem.producer[s]] / problem.bytes[s] for s in able}
+    least = sorted(price.values())[int(dear * len(able))] if able and dear else 0.0
+    found: list[int] = []
+    for s in sorted(able, key=lambda s: problem.producer[s]):
+        if wanted <= 0:
+            break
+        if price[s] >= least:
+            found.append(s)
+            wanted -= problem.bytes[s]
     return found
 
 

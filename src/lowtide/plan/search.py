@@ -8,7 +8,7 @@ word.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from math import ceil
 
@@ -16,7 +16,7 @@ from lowtide.errors import InfeasibleError, PlanError
 from lowtide.plan.cut import solve_cuts
 from lowtide.plan.lanes import Link
 from lowtide.plan.lower import lower
-from lowtide.plan.offload import Trip, hurried, trips, with_trips
+from lowtide.plan.offload import Trip, hurried, prefix, trips, with_trips
 from lowtide.plan.portfolio import Found, Progress, recompute
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, evaluate
@@ -34,6 +34,13 @@ _TRIES = (
     (1.0, 0.6, True),
 )
 """Shares of the link and of the budget that the host's part is chosen for; whether copies are waited for."""
+
+
+_ALONE = ((1.0, True), (1.04, True), (1.1, True), (1.0, False), (1.2, True))
+_MIXED = ((0.5, True), (0.75, True), (1.0, True), (0.25, True), (0.6, False), (0.9, True), (1.1, True))
+"""Shares of what is too much that go to the host, first made first; whether copies are waited for."""
+_DEAR = (0.5, 0.8)
+"""With recomputation, also only storages that take longer to make again, by the byte, than such a share."""
 
 
 def search(
@@ -62,11 +69,17 @@ def search(
         return recompute(problem, budget, time_limit=time_limit, seed=seed, progress=progress, starts=starts)
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
-    return _with_offload(problem, budget, link, time_limit, seed, progress)
+    return _with_offload(problem, budget, link, time_limit, seed, progress, frozenset(only))
 
 
 def _with_offload(
-    problem: Problem, budget: int, link: Link, time_limit: float, seed: int, progress: Progress | None
+    problem: Problem,
+    budget: int,
+    link: Link,
+    time_limit: float,
+    seed: int,
+    progress: Progress | None,
+    means: frozenset[str],
 ) -> Found:
     began = time.monotonic()
     plain = evaluate(problem, ())
@@ -80,23 +93,46 @@ def _with_offload(
         refusal = error
     cut = max(range(len(plain.live)), key=plain.live.__getitem__)
     bound = solve_cuts(problem, budget, [cut], seconds=time_limit * 0.1, link=link).bound
-    for k, (share, part, patient) in enumerate(_TRIES):
-        left = time_limit - (time.monotonic() - began)
-        if left <= 0 or (best is not None and best.cost <= bound):
-            break
-        slower = Link(link.to_host * share, link.to_device * share)
-        chosen = solve_cuts(problem, int(budget * part), [cut], nodes=500, seconds=left / 8, link=slower)
-        taken = trips(problem, chosen.moved, cut, link, patient=patient)
+
+    def left() -> float:
+        return time_limit - (time.monotonic() - began)
+
+    for moved, patient in _candidates(problem, budget, cut, plain.peak, link, left, "recompute" in means):
+        taken = trips(problem, moved, cut, link, patient=patient)
         if patient:
             taken = hurried(problem, taken, plain.live, budget, cut)
-        found = _try(problem, budget, link, taken, left / (len(_TRIES) - k), seed)
+        found = _try(problem, budget, link, taken, max(0.2, left() / 5), seed)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
             _report(progress, best, bound, began)
+        if left() <= 0 or (best is not None and best.cost <= bound):
+            break
     if best is None:
         assert refusal is not None
         raise refusal
     return replace(best, bound=min(bound, best.cost), solve_seconds=time.monotonic() - began)
+
+
+def _candidates(
+    problem: Problem,
+    budget: int,
+    cut: int,
+    peak: int,
+    link: Link,
+    left: Callable[[], float],
+    recomputing: bool,
+) -> Iterator[tuple[Collection[int], bool]]:
+    """Sets of storages for the host, and whether copies are waited for: by cut programs, then first made."""
+    for share, part, patient in _TRIES:
+        slower = Link(link.to_host * share, link.to_device * share)
+        seconds = max(0.1, left() / 8)
+        yield (
+            solve_cuts(problem, int(budget * part), [cut], nodes=500, seconds=seconds, link=slower).moved,
+            patient,
+        )
+    for share, patient in _MIXED if recomputing else _ALONE:
+        for dear in (0.0, *_DEAR) if recomputing else (0.0,):
+            yield prefix(problem, cut, int((peak - budget) * share), dear), patient
 
 
 def _try(
