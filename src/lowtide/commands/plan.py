@@ -28,6 +28,9 @@ from lowtide.units import format_bytes, format_seconds
 __all__ = ["plan"]
 
 
+_SMALLEST_SECONDS = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What is to be planned, from a file or from a captured step."""
@@ -114,6 +117,7 @@ def plan(
         beside_bytes=source.beside,
         free_bytes=source.free,
         progress=None if as_json else _progress,
+        look_for_smallest=_SMALLEST_SECONDS,
         **options,
     )
     if output is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph, Phase
@@ -18,6 +18,7 @@ from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Program, Run, Send
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.simulate import simulate
+from lowtide.plan.smallest import smallest_budget
 
 __all__ = ["Costs", "make_plan", "plain_peak"]
 
@@ -57,11 +58,13 @@ def make_plan(
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
+    look_for_smallest: float = 0.0,
 ) -> Plan:
     """The fastest Program found whose peak, with what is beside it on the device, stays inside the budget.
 
     ``able`` names operators that may run in place; ``link`` is needed for offload; ``free_bytes`` is what the
-    budget ``auto`` stands for. An InfeasibleError names the smallest budget that works.
+    budget ``auto`` stands for. An InfeasibleError names the smallest budget that works; for a plan that was
+    found, it is looked for in ``look_for_smallest`` more seconds.
     """
     problem = build_problem(graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able)
     peak = plain_peak(graph, costs, able) + beside_bytes
@@ -78,6 +81,9 @@ def make_plan(
         )
     except InfeasibleError as error:
         raise explained(problem, error, size, beside_bytes, able) from None
+    if look_for_smallest and found.smallest.budget > found.smallest.floor:
+        better = smallest_budget(problem, time_limit=look_for_smallest, seed=seed)
+        found = replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
     program = with_in_place(graph, found.program, able)
     return _plan(
         graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link
