@@ -100,7 +100,8 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> None:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in items:
         found.append((value, key))
-        _places(child, found)
+        if isinstance(child, dict | list):
+            _places(child, found)
 
 
 def structure(rng: random.Random, data: bytes) -> bytes:

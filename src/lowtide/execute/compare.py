@@ -190,7 +190,8 @@ def compare(
 
     ``update`` ends the step, if it is given: it changes the parameters by their gradients, as it stands on
     one side and as its captured operators on the other. The model is left as it was, without gradients.
-    Without ``in_place`` the planner's program runs exactly as it is given.
+    Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
+    timed: seconds are NaN.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
     made: list[Interpreter] = []
@@ -265,6 +266,8 @@ def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]
     On a CUDA device a few steps run one after the other, as they do in training: the host prepares a step
     while the device still works on the one before.
     """
+    if not repeats:
+        return [math.nan for _ in ways]
     steps = _IN_A_ROW if subject.device.type == "cuda" else 1
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
