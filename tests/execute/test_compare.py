@@ -14,8 +14,15 @@ def _fresh():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        (name, program)
+        for name in zoo.names()
+        for program in PROGRAMS
+        if program != "offload-all" or name not in ("densenet161", "resnet152")  # as those below, only deeper
+    ],
+)
 def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
     built = zoo.build(zoo.small(name))
     options = {"trains": built.trains, "update": built.ending, "repeats": 0}

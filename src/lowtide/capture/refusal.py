@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchRuntimeError
+from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis, ShortenTraceback, TorchRuntimeError
 
 from lowtide.errors import CaptureError, LowtideError
 
@@ -63,7 +63,7 @@ def traced() -> Iterator[None]:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             yield
-    except (LowtideError, ShortenTraceback):
+    except (LowtideError, ShortenTraceback, RestartAnalysis):  # the last: torch asks itself to start anew
         raise
     except Exception as error:
         blame = _blamed(error)
