@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/lowtide demo
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: setup
 	$(BIN)/ruff check .

