@@ -52,7 +52,8 @@ def test_a_fitted_step_is_the_same_step():
     model, x = network(), batch()
     twin = copy.deepcopy(model)
     step = lowtide.fit(loss, model, x, budget="60%")
-    assert any(isinstance(line, Run) for line in step.plan.program.instructions)
+    runs = sum(isinstance(line, Run) for line in step.plan.program.instructions)
+    assert runs > len(step.plan.graph.ops)
     assert step.plan.decisions.recomputed > 0
     assert step.plan.predicted.peak_bytes <= step.plan.budget_bytes < step.plan.plain.peak_bytes
     for _ in range(2):

@@ -57,6 +57,23 @@ def test_training_steps_keep_their_promise(seed):
         assert all(graph.ops[r.op].phase is Phase.FORWARD for r in program.forward if isinstance(r, Run))
 
 
+def test_what_stays_through_a_view_is_not_there_twice_when_its_operator_runs_again():
+    sizes = [1, 10, 20, 0, 50, 1, 1]
+    roles = [Role.PARAMETER] + [Role.ACTIVATION] * 6
+    tensors = [
+        Tensor(f"t{k}", b, r, alias=1 if k == 3 else None)
+        for k, (b, r) in enumerate(zip(sizes, roles, strict=True))
+    ]
+    lines = [((0,), (1, 2)), ((1,), (3,)), ((0,), (4,)), ((2,), (5,)), ((1,), (6,))]
+    phases = [Phase.FORWARD] * 3 + [Phase.BACKWARD] * 2
+    ops = [Op(f"op{k}", "k", p, *line) for k, (p, line) in enumerate(zip(phases, lines, strict=True))]
+    graph = Graph(tuple(tensors), tuple(ops), attributes={"returned": [3]})
+    problem = build_problem(graph, [1.0] * 5)
+    outcome = evaluate(problem, {(2, 0)})
+    live = simulate(graph, lower(problem, outcome.events)).live_bytes
+    assert [live[k] for k in (0, 2, 3, 4, 5)] == list(outcome.live) == [31, 61, 41, 32, 12]
+
+
 def test_an_operator_that_updates_its_input_runs_once():
     tensors = (Tensor("x", 4, Role.INPUT), Tensor("y", 4), Tensor("z", 4), Tensor("u", 4))
     ops = (

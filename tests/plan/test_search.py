@@ -9,7 +9,6 @@ from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
 from lowtide.plan import portfolio as module
 from lowtide.plan.bounds import Cuts, smallest_conceivable
-from lowtide.plan.curve import sweep
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.pauses import as_events, with_pauses
@@ -127,16 +126,6 @@ def test_progress_and_interrupt(unet):
     assert found.interrupted
     assert found.peak <= found.budget
     assert seen[-1][1] == found.overhead_seconds
-
-
-def test_a_sweep_is_monotone(unet):
-    budgets = [int(PLAIN_PEAK * share) for share in (1.0, 0.8, 0.6, 0.3)]
-    curve = sweep(unet, budgets, time_limit=3)
-    assert isinstance(curve[budgets[3]], InfeasibleError)
-    plans = [curve[budget] for budget in budgets[:3]]
-    assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
-    assert [plan.bound for plan in plans] == sorted(plan.bound for plan in plans)
-    assert all(evaluate(plan.problem, plan.events).peak <= plan.budget for plan in plans)
 
 
 def test_greedy_keeps_moderate_budgets(unet):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +58,10 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
-    after_loss = _descendants(tangents)
+    after_loss = _reached(tangents, lambda node: node.users)
     effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
     writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
-    forward = _ancestors([*returned, *effects, *writes])
+    forward = _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
     builder = Builder()
     for position, node in enumerate(primals):
         place = getattr(node.meta.get("desc"), "idx", position)
@@ -113,25 +113,15 @@ def _updated(output: fx.Node, primals: Sequence[fx.Node]) -> list[fx.Node]:
     return [node for node in primals if node.meta.get("desc") in [w for w in written if w is not None]]
 
 
-def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
+def _reached(roots: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """The roots and whatever one gets to from them."""
     found: set[fx.Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack += node.all_input_nodes
-    return found
-
-
-def _descendants(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.users
+            stack += onward(node)
     return found
 
 

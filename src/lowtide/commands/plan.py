@@ -138,6 +138,7 @@ def _source(target: str, cost: str | None, device: str | None, means: Sequence[s
         from lowtide import zoo
         from lowtide.cost.probe import best_device
         from lowtide.execute.fit import fit
+        from lowtide.execute.planning import device_of
         from lowtide.execute.room import Room
 
     built = zoo.build(target, device=device or best_device())
@@ -152,8 +153,7 @@ def _source(target: str, cost: str | None, device: str | None, means: Sequence[s
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
     leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
-    kind = "cuda" if any(op.device.startswith("cuda") for op in base.graph.ops) else "cpu"
-    free, link = Room(leaves).free_bytes(), _link(kind, means)
+    free, link = Room(leaves).free_bytes(), _link(device_of(base.graph), means)
     return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, free, link)
 
 

@@ -16,7 +16,7 @@ from lowtide.cost.device import Device, Environment
 from lowtide.cost.watch import timing_event
 from lowtide.errors import ToolError
 
-__all__ = ["best_device", "environment", "measure_device", "torch_facts"]
+__all__ = ["best_device", "environment", "host_memory", "measure_device", "torch_facts"]
 
 _DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),
@@ -87,7 +87,7 @@ def measure_device(kind: str) -> Device:
         bandwidth = _bandwidth(device)
         launch = _launch(device)
         up, down = _links(device) if kind == "cuda" else (None, None)
-    memory = torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else _host_memory()
+    memory = torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else host_memory()
     return Device(where, rates, bandwidth, launch, memory, up, down)
 
 
@@ -161,11 +161,12 @@ def _links(device: torch.device) -> tuple[float, float]:
 
 def _buffer_bytes(device: torch.device) -> int:
     """Larger than any cache of the device, and an eighth of what is free at most."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _host_memory()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
     return max(1 << 20, min(_BUFFER_BYTES[device.type], free // 8))
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Bytes of memory that the host has in all."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

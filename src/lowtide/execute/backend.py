@@ -138,14 +138,14 @@ def compile_planned(
     module: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Settings,
-    seen: Callable[[Interpreter, Plan], None] | None = None,
+    seen: Callable[[Plan], None] | None = None,
     *,
     remember: int = REMEMBERED,
     rehearsing: Callable[[], bool] = lambda: False,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each interpreter and its plan. Calls leave no trace while it is ``rehearsing``.
+    ``seen`` is shown each plan. Calls leave no trace while it is ``rehearsing``.
     """
     try:
         refuse_graph_breaks(module)

@@ -10,7 +10,6 @@ from torch import nn
 
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
-from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings
 from lowtide.execute.user_code import in_the_users_terms
 from lowtide.plan.plan import Plan
@@ -25,8 +24,7 @@ class Fitted:
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        self._plans: list[Plan] = []
-        self._interpreters: list[Interpreter] = []
+        self._plan: Plan | None = None
         self._compiled = torch.compile(
             function,
             backend=lambda module, inputs: compile_planned(
@@ -52,23 +50,17 @@ class Fitted:
     @property
     def planned(self) -> bool:
         """Whether any shapes were met."""
-        return bool(self._plans)
+        return self._plan is not None
 
     @property
     def plan(self) -> Plan:
-        """The plan of the shapes that were met last."""
-        if not self._plans:
+        """The plan that was made last: for the example, or for the latest shapes that were new."""
+        if self._plan is None:
             raise RunError("the step has not been planned yet: call it once")
-        return self._plans[-1]
+        return self._plan
 
-    @property
-    def interpreter(self) -> Interpreter:
-        """What runs the plan of the shapes that were met last."""
-        return self._interpreters[-1]
-
-    def _seen(self, interpreter: Interpreter, plan: Plan) -> None:
-        self._plans.append(plan)
-        self._interpreters.append(interpreter)
+    def _seen(self, plan: Plan) -> None:
+        self._plan = plan
 
 
 def fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from lowtide.errors import LowtideError, PlanError
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
 from lowtide.execute.room import Room
+from lowtide.execute.untouched import untouched
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
 from lowtide.plan.make import make_plan
@@ -46,7 +47,7 @@ class Planned:
         leaves: Sequence[Leaf],
         compiler: Compile,
         settings: Settings,
-        seen: Callable[[Interpreter, Plan], None] | None,
+        seen: Callable[[Plan], None] | None,
         rehearsing: Callable[[], bool],
     ) -> None:
         self._module, self._leaves, self._compiler = module, leaves, compiler
@@ -86,10 +87,9 @@ class Planned:
                 raise PlanError("the step was captured differently the second time; report this as a bug")
             return plan.program
 
-        final: list[Interpreter] = []
-        ready = self._compiled(arguments, planned, final.append)
+        ready = self._compiled(arguments, planned, lambda _: None)
         if self._seen is not None:
-            self._seen(final[0], plan)
+            self._seen(plan)
         return ready
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
@@ -131,22 +131,10 @@ def _step(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
         torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
 
 
-@contextlib.contextmanager
-def _untouched(arguments: Sequence[Any], leaves: Sequence[Leaf], joint: Joint) -> Iterator[None]:
-    """Afterwards arguments and random states are what they were."""
+def _untouched(
+    arguments: Sequence[Any], leaves: Sequence[Leaf], joint: Joint
+) -> contextlib.AbstractContextManager[None]:
+    """Afterwards arguments that the step updates, and random states, are what they were."""
     names = {joint.graph.tensors[t].name for t in joint.graph.attributes.get("updated", ())}
-    tensors = [
-        argument
-        for argument, leaf in zip(arguments, leaves, strict=False)
-        if leaf.name in names and isinstance(argument, torch.Tensor)
-    ]
-    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
-    devices = sorted({a.device for a in arguments if isinstance(a, torch.Tensor) and a.is_cuda}, key=str)
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value, version in before:
-                    if tensor._version != version:
-                        tensor.copy_(value)
+    tensors = [(a, leaf) for a, leaf in zip(arguments, leaves, strict=False) if isinstance(a, torch.Tensor)]
+    return untouched([a for a, leaf in tensors if leaf.name in names], [a.device for a, _ in tensors])

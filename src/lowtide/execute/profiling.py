@@ -26,6 +26,7 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.untouched import untouched
 from lowtide.execute.user_code import check_loss, check_number, in_the_users_terms, too_large
 from lowtide.graph import Graph
 from lowtide.plan.plain import store_all
@@ -209,17 +210,12 @@ def _untouched(example: Sequence[Any], *, parameters: bool = False) -> Iterator[
     leaves += [parameter for module in modules for parameter in module.parameters()]
     changed = [buffer for module in modules for buffer in module.buffers()]
     changed += [p for module in modules for p in module.parameters()] if parameters else []
-    before = [(tensor, tensor.detach().clone()) for tensor in changed]
     gradients = [(leaf, leaf.grad) for leaf in leaves if leaf.is_leaf]
-    devices = {leaf.device for leaf in leaves if leaf.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+    with untouched(changed, [leaf.device for leaf in leaves]):
         try:
             for leaf, _ in gradients:
                 leaf.grad = None
             yield
         finally:
-            with torch.no_grad():
-                for tensor, value in before:
-                    tensor.copy_(value)
             for leaf, gradient in gradients:
                 leaf.grad = gradient

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lowtide.cost.probe import host_memory
 from lowtide.plan.memory import rounded
 
 __all__ = ["Room"]
@@ -51,7 +53,8 @@ class Room:
 
 def _available() -> int:
     """Memory of the host that programs could still have."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return host_memory()  # where the system does not tell what is free: all there is

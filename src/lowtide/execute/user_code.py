@@ -18,26 +18,23 @@ __all__ = ["check_loss", "check_number", "in_the_users_terms", "too_large", "use
 @contextlib.contextmanager
 def in_the_users_terms() -> Iterator[None]:
     """While a step is captured: what torch or the user's code raises becomes a CaptureError with the line."""
-    try:
-        yield
-    except LowtideError:
-        raise
-    except torch.OutOfMemoryError as error:
-        raise too_large(error) from error
-    except BackendCompilerFailed:
-        raise  # ours: what torch cannot trace is a CaptureError already
-    except TorchDynamoException as error:
-        raise translated(error) from error
-    except Exception as error:
-        where = users_line(error)
-        if not where:
-            raise
-        raise CaptureError(f"{where}: the step cannot be captured as one graph: {_said(error)}") from error
+    with _blaming(CaptureError, "the step cannot be captured as one graph"):
+        try:
+            yield
+        except (LowtideError, BackendCompilerFailed):
+            raise  # ours: what torch cannot trace is a CaptureError already
+        except TorchDynamoException as error:
+            raise translated(error) from error
+
+
+def users_step() -> contextlib.AbstractContextManager[None]:
+    """While the user's step runs as it is: what it raises becomes a RunError with the line."""
+    return _blaming(RunError, "the step fails on these inputs")
 
 
 @contextlib.contextmanager
-def users_step() -> Iterator[None]:
-    """While the user's step runs as it is: what it raises becomes a RunError with the line."""
+def _blaming(kind: type[LowtideError], what: str) -> Iterator[None]:
+    """What the user's own code raises becomes such an error with its line; faults of ours stay faults."""
     try:
         yield
     except LowtideError:
@@ -48,12 +45,15 @@ def users_step() -> Iterator[None]:
         where = users_line(error)
         if not where:
             raise
-        raise RunError(f"{where}: the step fails on these inputs: {_said(error)}") from error
+        raise kind(f"{where}: {what}: {_said(error)}") from error
 
 
 def too_large(error: torch.OutOfMemoryError) -> RunError:
     """The device has no room for the step."""
-    return RunError(f"the step does not fit into the memory of the device: {_first_line(error)}")
+    return RunError(
+        f"the step does not fit into the memory of the device: {_first_line(error)}. Take a smaller batch "
+        "or plan it: `lowtide run TARGET --budget auto`"
+    )
 
 
 def check_loss(result: Any) -> None:

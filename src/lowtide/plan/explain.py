@@ -22,7 +22,8 @@ def explain(plan: Plan) -> str:
 
 def _lines(plan: Plan) -> Iterator[str]:
     graph = plan.graph
-    yield f"budget     {format_bytes(plan.budget_bytes)}; smallest that works {_smallest(plan)}"
+    smallest = format_bytes(plan.smallest_budget_bytes)
+    yield f"budget     {format_bytes(plan.budget_bytes)}; smallest that works {smallest}"
     yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_seconds(plan.plain.seconds)}"
     took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"
     yield f"planned    {took}: {plan.overhead:+.1%} ({plan.method})"
@@ -40,10 +41,6 @@ def _lines(plan: Plan) -> Iterator[str]:
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
-
-
-def _smallest(plan: Plan) -> str:
-    return format_bytes(plan.smallest_budget_bytes)
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> Iterator[str]:

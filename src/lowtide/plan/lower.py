@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
 from lowtide.plan.in_place import with_in_place
-from lowtide.plan.plain import kept_throughout
+from lowtide.plan.plain import kept_throughout, storages_kept
 from lowtide.plan.problem import Problem, is_view
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 from lowtide.plan.schedule import Event, evaluate, order
@@ -128,12 +128,13 @@ def _with_drops(problem: Problem, lines: Sequence[_Line], forward: int) -> Progr
     """Lines, with each tensor dropped after its last use before it is made again, or at all."""
     graph = problem.graph
     kept = set(kept_throughout(graph))
+    staying = storages_kept(graph)
     needed: set[int] = set()
     drops: list[list[int]] = []
     for line in reversed(lines):
         made, used = _touched(graph, line)
         drops.append([t for t in dict.fromkeys((*used, *made)) if t not in kept and t not in needed])
-        needed.difference_update(t for t in made if t not in used)
+        needed.difference_update(t for t in made if t not in used and t not in staying)
         needed.update(used)
     drops.reverse()
     parts: tuple[list[Instruction], list[Instruction]] = ([], [])

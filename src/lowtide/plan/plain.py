@@ -13,6 +13,7 @@ __all__ = [
     "makers_of",
     "offload_all",
     "recompute_all",
+    "storages_kept",
     "store_all",
     "with_drops",
     "with_update",
@@ -98,6 +99,16 @@ def kept_throughout(graph: Graph) -> list[int]:
     ]
 
 
+def storages_kept(graph: Graph) -> set[int]:
+    """Storages that stay because a tensor on them does, by the tensor that owns each.
+
+    The owner's own name is held as long as it is read, whether it is made again or not: what is made again
+    beside it would be a second copy.
+    """
+    storage = graph.storages()
+    return {storage[t] for t in kept_throughout(graph)}
+
+
 def forward_count(graph: Graph) -> int:
     """How many operators belong to forward: they come first."""
     return sum(op.phase is Phase.FORWARD for op in graph.ops)
@@ -121,13 +132,14 @@ def with_drops(
     """Runs, with each tensor dropped right after its last use before it is made again, or at all."""
     runs = [*forward, *backward]
     kept = set(kept_throughout(graph))
+    staying = storages_kept(graph)
     needed: set[int] = set()
     drops: list[list[int]] = []
     for position in reversed(range(len(runs))):
         op = graph.ops[runs[position]]
         touched = dict.fromkeys((*op.reads, *op.outputs))
         drops.append([t for t in touched if t not in kept and t not in needed])
-        needed.difference_update(t for t in op.outputs if t not in op.inputs)
+        needed.difference_update(t for t in op.outputs if t not in op.inputs and t not in staying)
         needed.update(op.reads)
     drops.reverse()
     lines: list[Instruction] = []

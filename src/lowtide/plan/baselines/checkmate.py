@@ -7,12 +7,14 @@ it, earlier operators may run again, each at most once and in program order.
     runs[t, k]      operator k runs in stage t
     keeps[t, v]     tensor v is there when stage t begins
     there[t, k, s]  storage s is there while operator k runs in stage t
+    twice[t, v]     tensor v is kept and passes by once more: its operator runs again for another output
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 
 import highspy
 import numpy as np
@@ -23,6 +25,7 @@ from lowtide.plan.baselines.common import unrepeatable, within
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import forward_count, kept_throughout, with_drops
 from lowtide.plan.program import Program
+from lowtide.plan.simulate import simulate
 from lowtide.units import format_bytes
 
 __all__ = ["MOST_OPERATORS", "checkmate"]
@@ -52,11 +55,32 @@ def checkmate(
         model = _Staged(graph, seconds, asked, workspace_bytes or [0] * len(graph.ops))
         again = _solved(model, time_limit, asked)
         stages = [[k for k in range(t + 1) if again[model.runs[t, k]]] for t in range(len(graph.ops))]
-        split = forward_count(graph)
-        forward, backward = (list(itertools.chain(*part)) for part in (stages[:split], stages[split:]))
-        return Program(*with_drops(graph, forward, backward))
+        return _without_idle(graph, stages, workspace_bytes)
 
     return within(graph, budget, plan, workspace_bytes=workspace_bytes)
+
+
+def _without_idle(graph: Graph, stages: list[list[int]], workspace_bytes: Sequence[int]) -> Program:
+    """The Program of the stages, less what runs again for nobody because it costs nothing."""
+
+    def program() -> Program:
+        split = forward_count(graph)
+        return Program(*with_drops(graph, *(list(chain(*part)) for part in (stages[:split], stages[split:]))))
+
+    def peak(one: Program) -> int:
+        return simulate(graph, one, workspace_bytes=workspace_bytes).peak_bytes
+
+    best = program()
+    for t, k in [(t, k) for t, stage in enumerate(stages) for k in stage if k < t]:
+        before = stages[t]
+        stages[t] = [one for one in before if one != k]
+        with suppress(PlanError):
+            shorter = program()
+            if peak(shorter) <= peak(best):
+                best = shorter
+                continue
+        stages[t] = before
+    return best
 
 
 class _Staged:
@@ -79,6 +103,7 @@ class _Staged:
         self.runs: dict[tuple[int, int], int] = {}
         self.keeps: dict[tuple[int, int], int] = {}
         self.fixed: set[tuple[int, int]] = set()
+        self.twice: dict[tuple[int, int], int] = {}
         for t in range(self.last + 1):
             for k in range(t + 1):
                 most = 0.0 if k < t and k in once else 1.0
@@ -128,9 +153,14 @@ class _Staged:
                 if base in self.maker:
                     self.rows.append(([(keeps[t, v], 1.0), (keeps[t, base], -1.0)], 0.0))
                 if made >= 0 and (t, v) not in self.fixed:
-                    self.rows.append(([(keeps[t, v], 1.0), (runs[t, made], 1.0)], 1.0))
+                    twice = self.twice[t, v] = self._column(0.0, 0.0, float(self._makes_several(made)))
+                    self.rows.append(([(keeps[t, v], 1.0), (runs[t, made], 1.0), (twice, -1.0)], 1.0))
                 if t < self.last:
                     self.rows.append(([(keeps[t + 1, v], 1.0), *self._comes(t, v)], 0.0))
+
+    def _makes_several(self, k: int) -> bool:
+        op = self.graph.ops[k]
+        return sum(self.storage[v] == v and v not in op.inputs for v in op.outputs) > 1
 
     def _comes(self, t: int, v: int) -> Terms:
         """Where a tensor in a stage is from: kept since before, or made."""
@@ -147,6 +177,9 @@ class _Staged:
             touched = {self.storage[v] for v in (*op.reads, *op.outputs)}
             passing = [v for v in op.outputs if k < t and (t, v) in self.fixed and v in size]
             memory = [(self.runs[t, k], float(self.workspace[k] + sum(size[v] for v in passing)))]
+            memory += [
+                (self.twice[t, v], float(size[v])) for v in op.outputs if v in size and (t, v) in self.twice
+            ]
             for s, after in following.items():
                 if self.maker[s] > k:
                     memory += [(self.keeps[t, s], float(size[s]))] if self.maker[s] < t else []

@@ -44,7 +44,7 @@ class _Online:
         self.evictable = {s for s, k in self.home.items() if k not in once and s not in stay}
         self.evictable = {s for s in self.evictable if graph.tensors[s].bytes}
         self.fixed = stay | {s for s in self.home if self.home[s] in once}
-        self.producer = {t: k for k in range(forward_count(graph)) for t in graph.ops[k].outputs}
+        self.producer = {t: k for k, op in enumerate(graph.ops) for t in op.outputs}
         self.on: dict[int, list[int]] = {}
         for t, s in enumerate(self.storage):
             self.on.setdefault(s, []).append(t)
