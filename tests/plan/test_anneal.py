@@ -7,10 +7,12 @@ import pytest
 from lowtide.plan import anneal as module
 from lowtide.plan import anneal_pure
 from lowtide.plan.anneal import Annealer
+from lowtide.plan.offload import with_trips
 from lowtide.plan.problem import build_problem
 from lowtide.plan.schedule import evaluate
 from tests.plan.random_steps import random_step
 from tests.plan.test_schedule import some_events
+from tests.plan.trips import some_trips
 
 KERNELS = [anneal_pure.anneal]
 if module.COMPILED:
@@ -21,6 +23,8 @@ def case(seed):
     graph, seconds, workspace, able = random_step(seed, (4, 16))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
     draw = random.Random(seed)
+    if seed % 3 == 0:
+        problem = with_trips(problem, some_trips(problem, draw))
     budget = draw.randint(problem.resident, evaluate(problem, ()).peak)
     return problem, budget, some_events(problem, draw, draw.choice([0.0, 0.1]))
 

@@ -84,17 +84,21 @@ def test_in_place_never_takes_more_and_never_overwrites_what_is_needed(graph):
 def overwritten(graph, program):
     """Tensors that are read after an operator in place has written over their storage."""
     place, spoiled, found = {}, set(), set()
-    for line in program.instructions:
+    for number, line in enumerate(program.instructions):
         if isinstance(line, Drop):
+            for tensor in line.tensors:
+                place.pop(tensor, None)
             continue
         op = graph.ops[line.op]
         found |= {t for t in op.reads if t in spoiled}
         for position, tensor in enumerate(op.outputs):
+            if tensor in place:
+                continue  # what is held stays: the second result passes by
             base = graph.tensors[tensor].alias
             source = (
                 base if base is not None else op.inputs[0] if position == 0 and line.in_place == 0 else None
             )
-            place[tensor] = place.get(source, source) if source is not None else ("new", tensor)
+            place[tensor] = place.get(source, source) if source is not None else (number, tensor)
             spoiled.discard(tensor)
         if line.in_place == 0:
             spoiled |= {t for t in place if place[t] == place[op.outputs[0]] and t != op.outputs[0]} | {

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
+from lowtide.plan.check import check
 from lowtide.plan.lower import lower
+from lowtide.plan.offload import with_trips
 from lowtide.plan.plain import store_all
 from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Run
@@ -16,6 +18,7 @@ from lowtide.plan.simulate import RANDOM_STATE_BYTES, simulate
 from tests.plan.graphs import training_steps
 from tests.plan.random_steps import random_step
 from tests.plan.test_program import values_of
+from tests.plan.trips import some_trips
 
 
 def some_events(problem, draw, share=0.2):
@@ -55,6 +58,22 @@ def test_training_steps_keep_their_promise(seed):
         )
         assert Run(last_forward) in [Run(r.op) for r in program.forward if isinstance(r, Run)]
         assert all(graph.ops[r.op].phase is Phase.FORWARD for r in program.forward if isinstance(r, Run))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_with_storages_away_keep_their_promise(seed):
+    graph, seconds, workspace, able = random_step(seed, (3, 14))
+    draw = random.Random(seed)
+    whole = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
+    problem = with_trips(whole, some_trips(whole, draw))
+    read = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.reads}
+    for share in (0.0, 0.1, 0.3):
+        outcome = evaluate(problem, some_events(problem, draw, share))
+        program = lower(problem, outcome.events)
+        timeline = simulate(graph, program, workspace_bytes=workspace, seconds=seconds)
+        assert timeline.peak_bytes == outcome.peak
+        if all(op.outputs[0] in read for op in graph.ops if op.kind == "view"):
+            check(graph, program, budget=outcome.peak, workspace_bytes=workspace)
 
 
 def test_what_stays_through_a_view_is_not_there_twice_when_its_operator_runs_again():

@@ -20,6 +20,7 @@ from lowtide.formats.registry import read_file
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
+from lowtide.plan.in_place import pointwise
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.sweep import Point, Sweep, sweep
@@ -133,7 +134,8 @@ def plan(
 def _source(target: str, cost: str | None, device: str | None, means: Sequence[str], fresh: bool) -> _Source:
     if Path(target).is_file() and not target.endswith(".py"):
         step = read_file(target).step
-        return _Source(target, step.graph, _file_costs(step, cost), link=_link("cpu", means))
+        able = pointwise(step.graph)
+        return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))
     with needs_torch("planning a PyTorch step"):
         from lowtide import zoo
         from lowtide.cost.probe import best_device

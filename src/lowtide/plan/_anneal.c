@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     /* the problem */
     i64 n, m, split;
-    const i64 *time, *ws, *fixed, *again, *over, *rp, *rd, *wp, *wr, *bytes, *prod, *kept, *cp, *ch, *cb, *ck, *cw;
+    const i64 *time, *ws, *fixed, *again, *over, *rp, *rd, *wp, *wr, *bytes, *prod, *kept, *bk, *cp, *ch, *cb, *ck, *cw;
     i64 *up, *us; /* readers of each storage */
     i64 *cand, cands;
     /* the schedule */
@@ -111,8 +111,15 @@ static i64 first_use(const S *z, i64 s, i64 k) { /* first reader's run after k *
     }
     return found;
 }
-static i64 born(const S *z, i64 s, i64 k) { return z->prod[s] < 0 ? -1 : prev_run(z, z->prod[s], k); }
-static i64 reborn(const S *z, i64 s, i64 k) { return z->prod[s] < 0 ? NEVER : next_run(z, z->prod[s], k); }
+/* key of the run that made what is there of a storage before k, or -1; a fetch from the host makes it too */
+static i64 born(const S *z, i64 s, i64 k) {
+    i64 a = z->prod[s] < 0 ? -1 : prev_run(z, z->prod[s], k), back = z->bk[s] * (z->n + 1);
+    return z->bk[s] >= 0 && back < k && back > a ? back : a;
+}
+static i64 reborn(const S *z, i64 s, i64 k) { /* key of the run that makes it anew after k */
+    i64 b = z->prod[s] < 0 ? NEVER : next_run(z, z->prod[s], k), back = z->bk[s] * (z->n + 1);
+    return z->bk[s] >= 0 && back > k && back < b ? back : b;
+}
 
 /* whether the run at e takes over the storage s, born at a, which dies there */
 static int takes(const S *z, i64 s, i64 a, i64 e) {
@@ -141,7 +148,7 @@ static i64 passing(const S *z, i64 at) { /* bytes that are gone right after a sl
         i64 s = z->wr[i];
         if (z->kept[s]) {
             if (x / z->n != v) gone += z->bytes[s];
-        } else if (last_use(z, s, x, next_run(z, v, x)) == x)
+        } else if (last_use(z, s, x, reborn(z, s, x)) == x)
             gone += z->bytes[s];
     }
     return gone;
@@ -202,7 +209,7 @@ static int raw_insert(S *z, i64 t, i64 v) {
             add(z, at, at + 1, z->bytes[s]);
             continue;
         }
-        i64 a = prev_run(z, v, x), e = last_use(z, s, a, next_run(z, v, x));
+        i64 a = born(z, s, x), e = last_use(z, s, a, reborn(z, s, x));
         if (e > x) {
             i64 e1 = last_use(z, s, a, x);
             add(z, place(z, e1 + 1), at, -z->bytes[s]);
@@ -238,7 +245,7 @@ static void raw_remove(S *z, i64 t, i64 v) {
     for (i = z->wp[v]; i < z->wp[v + 1]; i++) {
         i64 s = z->wr[i];
         if (z->kept[s]) continue;
-        i64 a = prev_run(z, v, x), e = last_use(z, s, a, next_run(z, v, x));
+        i64 a = born(z, s, x), e = last_use(z, s, a, reborn(z, s, x));
         if (e > x) {
             i64 e1 = last_use(z, s, a, x);
             taking(z, s, a, e1, -1);
@@ -270,7 +277,7 @@ static int useless(const S *z, i64 x) { /* an event whose results nobody reads b
     if (x / z->n == v) return 0;
     for (i64 i = z->wp[v]; i < z->wp[v + 1]; i++) {
         i64 s = z->wr[i];
-        if (!z->kept[s] && last_use(z, s, x, next_run(z, v, x)) > x) return 0;
+        if (!z->kept[s] && last_use(z, s, x, reborn(z, s, x)) > x) return 0;
     }
     return 1;
 }
@@ -343,9 +350,9 @@ static int evict(S *z, i64 at) {
             i64 other = z->cand[below(z, z->cands)];
             if (z->bytes[other] > z->bytes[s]) s = other;
         }
-        i64 v = z->prod[s], a = prev_run(z, v, k);
-        if (a < 0 || v == w) continue;
-        i64 e = last_use(z, s, a, next_run(z, v, k));
+        i64 v = z->prod[s], a = born(z, s, k);
+        if (a < 0 || v == w || z->bk[s] == w) continue;
+        i64 e = last_use(z, s, a, reborn(z, s, k));
         if (e <= k) continue;
         i64 reads = 0;
         for (i64 i = z->rp[w]; i < z->rp[w + 1]; i++) reads |= z->rd[i] == s;
@@ -433,12 +440,12 @@ static void release(S *z) {
 static int prepare(S *z, const i64 *p, i64 size) {
     i64 n = z->n = p[0], m = z->m = p[1], reads = p[2], writes = p[3], charges = p[4], charged = p[5];
     z->split = p[6];
-    if (size != 7 + 5 * n + 3 * (n + 1) + reads + writes + charged + 3 * m + 3 * charges) return -1;
+    if (size != 7 + 5 * n + 3 * (n + 1) + reads + writes + charged + 4 * m + 3 * charges) return -1;
     p += 7;
 #define TAKE(field, count) z->field = p; p += (count)
     TAKE(time, n); TAKE(ws, n); TAKE(fixed, n); TAKE(again, n); TAKE(over, n);
     TAKE(rp, n + 1); TAKE(rd, reads); TAKE(wp, n + 1); TAKE(wr, writes);
-    TAKE(bytes, m); TAKE(prod, m); TAKE(kept, m);
+    TAKE(bytes, m); TAKE(prod, m); TAKE(kept, m); TAKE(bk, m);
     TAKE(cp, n + 1); TAKE(ch, charged); TAKE(cb, charges); TAKE(ck, charges); TAKE(cw, charges);
     z->runs = calloc((size_t)n, sizeof(runs_t));
     z->up = calloc((size_t)m + 2, sizeof(i64));
@@ -465,10 +472,14 @@ static int prepare(S *z, const i64 *p, i64 size) {
     }
     z->slots = n;
     for (i64 s = 0; s < m; s++) {
+        i64 back = z->bk[s] < 0 ? NEVER : z->bk[s] * n + z->bk[s];
         i64 a = z->prod[s] < 0 ? -1 : z->prod[s] * n + z->prod[s];
-        i64 e = z->kept[s] ? n * n : last_use(z, s, a, NEVER);
-        for (i64 v = a < 0 ? 0 : a / n; v < n && v * n + v <= e; v++) z->mem[v] += z->bytes[s];
-        if (!z->kept[s] && e >= 0 && takes(z, s, a, e)) z->mem[e / n] -= z->bytes[s];
+        for (i64 life = 0; life < (z->bk[s] < 0 ? 1 : 2); life++) {
+            if (life) a = back;
+            i64 e = z->kept[s] ? n * n : last_use(z, s, a, life ? NEVER : back);
+            for (i64 v = a < 0 ? 0 : a / n; v < n && v * n + v <= e; v++) z->mem[v] += z->bytes[s];
+            if (!z->kept[s] && e >= 0 && takes(z, s, a, e)) z->mem[e / n] -= z->bytes[s];
+        }
     }
     for (i64 v = 0; v < n; v++)
         if (z->mem[v] > z->budget) z->excess += z->mem[v] - z->budget;

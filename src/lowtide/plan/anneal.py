@@ -109,7 +109,7 @@ def packed(problem: Problem) -> bytes:
         [
             *head, *problem.time, *problem.workspace, *problem.fixed, *map(int, problem.again), *problem.over,
             *reads[0], *reads[1], *writes[0], *writes[1],
-            *problem.bytes, *problem.producer, *map(int, problem.kept),
+            *problem.bytes, *problem.producer, *map(int, problem.kept), *problem.back,
             *charged[0], *charged[1],
             *(c.bytes for c in charges), *(c.instant * n + c.op for c in charges), *(c.when for c in charges),
         ],

@@ -79,8 +79,9 @@ class _State(Slots):
         instant, v = divmod(x, self.n)
         if instant == v:
             return False
-        after = self.next_run(v, x)
-        return not any(not self.kept[s] and self.last_use(s, x, after) > x for s in self.writes[v])
+        return not any(
+            not self.kept[s] and self.last_use(s, x, self.reborn(s, x)) > x for s in self.writes[v]
+        )
 
     def put(self, t: int, v: int) -> None:
         """Insert an event, to be undone if need be."""
@@ -151,8 +152,10 @@ class _State(Slots):
                 other = self.candidates[self.below(len(self.candidates))]
                 s = other if self.bytes[other] > self.bytes[s] else s
             v = self.producer[s]
-            a = self.prev_run(v, key)
-            if a < 0 or v == w or self.last_use(s, a, self.next_run(v, key)) <= key or s in self.reads[w]:
+            a = self.born(s, key)
+            if a < 0 or w in (v, self.back[s]) or s in self.reads[w]:
+                continue
+            if self.last_use(s, a, self.reborn(s, key)) <= key:
                 continue
             t = self.first_use(s, key) // self.n
             if t * self.n + v > key:

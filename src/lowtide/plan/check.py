@@ -244,6 +244,7 @@ class _State:
         if storage.tensors & self.sending:
             self._wrong(f"{op.label!r} writes over what is being sent to the host")
         self.spoilt |= storage.tensors
+        storage.version = 0
         return storage
 
     def drop(self, tensor: int) -> None:

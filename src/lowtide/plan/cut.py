@@ -12,9 +12,10 @@ Every schedule of the problem gives a solution, so the optimum is a valid bound,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from math import ceil, inf
 
 import highspy
@@ -27,6 +28,8 @@ from lowtide.plan.schedule import Event, held_at
 __all__ = ["CutResult", "solve_cuts"]
 
 _TOLERANCE = 1e-6
+_PLACES = 24
+"""At so many places of a window a lane's work is held against the time there was for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class _Program:
         keep: dict[int, int] = {}
         terms = []
         for s, producer in enumerate(problem.producer):
-            if producer >= cut:
+            if producer >= cut or problem.back[s] == cut:
                 continue
             must = problem.kept[s] or s in reads or (producer < 0 and self.read_after[s] >= cut)
             if must:
@@ -144,9 +147,9 @@ class _Program:
         needs: list[tuple[int, int | None]] = []
         """A storage, and what needs it: None for a mandatory operator, else a variable."""
         for t in range(cut + 1, end + 1):
-            needs += [(s, None) for s in problem.reads[t]]
+            needs += [(s, None) for s in problem.reads[t] if not cut < problem.back[s] < t]
         if not last:
-            needs += list(self.keep[window + 1].items())
+            needs += [(s, c) for s, c in self.keep[window + 1].items() if not cut < problem.back[s] < end]
         done: set[int] = set()
         while needs:
             s, who = needs.pop()
@@ -159,7 +162,8 @@ class _Program:
             if problem.again[producer]:
                 if producer not in redo:
                     redo[producer] = rows.variable(problem.time[producer] / self.unit)
-                    needs += [(u, redo[producer]) for u in problem.reads[producer]]
+                    again = [u for u in problem.reads[producer] if not cut < problem.back[u] <= end]
+                    needs += [(u, redo[producer]) for u in again]
                 terms.append((redo[producer], 1.0))
             if self.link is not None and problem.bytes[s]:
                 if s not in off:
@@ -180,7 +184,8 @@ class _Program:
         cut, keep, redo = self.cuts[window], self.keep[window], self.redo[window]
         for s, column in self.keep[window + 1].items():
             producer = problem.producer[s]
-            if s not in keep or not problem.bytes[s]:
+            fetched = cut <= problem.back[s] <= self.cuts[window + 1]
+            if fetched or (s not in keep and producer != cut) or not problem.bytes[s]:
                 continue
             if producer not in redo:
                 across[s] = column
@@ -201,21 +206,38 @@ class _Program:
             rows.row([*terms, (redo[op], need / self.budget)], -inf, room / self.budget * (1 + 1e-12))
 
     def _lanes(self, link: Link) -> None:
-        """What comes from the host in a window fits its time, and was sent before the window's end."""
+        """What a window takes from the host was made and copied before its cut, and comes before it is read.
+
+        ``waits`` is any time before the first cut, and in each window, that no mandatory operator takes.
+        """
         problem, rows = self.problem, self.rows
-        second = self.problem.scale / self.unit
-        marks = [0, *(cut + 1 for cut in self.cuts), len(problem.ops)]
-        spent = [sum(problem.time[a:b]) / self.unit for a, b in pairwise(marks)]
-        waits = [rows.variable(1.0, at_most=inf) for _ in spent]
-        elapsed = [(waits[0], -1.0)]
-        for window, off in enumerate(self.off):
-            again = [(c, -problem.time[op] / self.unit) for op, c in self.redo[window].items()]
-            here = [(waits[window + 1], -1.0), *again]
-            elapsed += here
-            into = [(c, problem.bytes[s] / link.to_device * second) for s, c in off.items()]
-            rows.row([*into, *here], -inf, spent[window + 1] * (1 + 1e-9))
-            out = [(c, problem.bytes[s] / link.to_host * second) for s, c in off.items()]
-            rows.row([*out, *elapsed], -inf, sum(spent[: window + 2]) * (1 + 1e-9))
+        second = problem.scale / self.unit
+        clock = [0.0, *accumulate(t / self.unit for t in problem.time)]
+        extra = [(rows.variable(1.0, at_most=inf), -1.0)]
+        for window, (cut, off) in enumerate(zip(self.cuts, self.off, strict=True)):
+            end = self.cuts[window + 1] if window + 1 < len(self.cuts) else len(problem.ops)
+            out = [(problem.producer[s], c, problem.bytes[s] / link.to_host * second) for s, c in off.items()]
+            out.sort(reverse=True)
+            for k in _marks(len(out)):
+                room = clock[cut] - clock[out[k][0] + 1]
+                rows.row([*((c, took) for _, c, took in out[: k + 1]), *extra], -inf, room * (1 + 1e-9))
+            here = [(rows.variable(1.0, at_most=inf), -1.0)]
+            here += [(c, -problem.time[op] / self.unit) for op, c in self.redo[window].items()]
+            into = [
+                (min(self._read_next(s, cut), end), c, problem.bytes[s] / link.to_device * second)
+                for s, c in off.items()
+            ]
+            into.sort()
+            for k in _marks(len(into)):
+                room = clock[into[k][0]] - clock[cut + 1]
+                rows.row([*((c, took) for _, c, took in into[: k + 1]), *here], -inf, room * (1 + 1e-9))
+            extra += here
+
+    def _read_next(self, s: int, cut: int) -> int:
+        """The first mandatory operator after a cut that reads a storage."""
+        readers = self.problem.readers[s]
+        place = bisect_right(readers, cut)
+        return readers[place] if place < len(readers) else len(self.problem.ops)
 
     def start(self, events: Collection[Event]) -> np.ndarray:
         """The values that a schedule gives the variables."""
@@ -276,6 +298,11 @@ class _Program:
         values = np.array(solution.col_value) if solution.value_valid else None
         done = status == highspy.HighsModelStatus.kOptimal
         return "optimal" if done else "stopped", info.mip_dual_bound, values
+
+
+def _marks(count: int) -> list[int]:
+    """Where sums over a sorted list are limited: at a few places, and at its end."""
+    return sorted({count - 1, *(k * count // _PLACES for k in range(_PLACES))}) if count else []
 
 
 def solve_cuts(

@@ -40,13 +40,15 @@ class _Walk:
         self._ensure(op)
         self._run(op)
         for s in list(self.live):
-            readers = self.problem.readers[s]
-            if not self.problem.kept[s] and (not readers or readers[-1] <= op):
+            if not self.problem.kept[s] and not self._wanted_later(s):
                 self._release(s)
 
     def _wanted_later(self, s: int) -> bool:
-        """Whether a mandatory operator still to come reads it."""
-        readers = self.problem.readers[s]
+        """Whether a mandatory operator still to come reads it, before it comes from the host."""
+        readers, back = self.problem.readers[s], self.problem.back[s]
+        if back > self.now:
+            place = bisect_right(readers, self.now)
+            return place < len(readers) and readers[place] < back
         return bool(readers) and readers[-1] > self.now
 
     def _ensure(self, op: int) -> None:

@@ -9,7 +9,29 @@ from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.program import Drop, Instruction, Program, Run, Send
 
-__all__ = ["with_in_place"]
+__all__ = ["pointwise", "with_in_place"]
+
+_POINTWISE = frozenset(
+    {"ReLU", "LeakyReLU", "ClippedReLU", "Sigmoid", "Tanh", "Dropout"}  # Chainer
+    | {"Elemwise"}  # MegEngine
+    | {"Relu", "Relu6", "ReluGrad", "BiasAdd"}  # TensorFlow
+)
+
+
+def pointwise(graph: Graph) -> tuple[int, ...]:
+    """Operators of another framework's step that may write over their first input, by their kind.
+
+    Each value of their output depends on the value at the same place of an input as large.
+    """
+    tensors = graph.tensors
+    return tuple(
+        k
+        for k, op in enumerate(graph.ops)
+        if op.kind in _POINTWISE
+        and op.inputs
+        and op.outputs
+        and tensors[op.inputs[0]].bytes == tensors[op.outputs[0]].bytes
+    )
 
 
 def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Program:

@@ -1,8 +1,8 @@
 """Storages that wait on the host: which, and when they leave and come back.
 
-A storage that is moved becomes two: one up to its last use before the gap, held until its copy has ended, and
-one from the start of its copy back. What is planned then is recomputation again, with two more kinds of
-operators that take no time:
+A storage that is moved lives twice: up to its last use before the gap, held until its copy has ended, and
+from the start of its copy back. What is planned then is recomputation again, with two more kinds of operators
+that take no time, one that reads the storage and one that makes it:
 
     make x ─ send x ... last early use ... [copy ended]      [fetch x] ... first late use
              └────────── x, first life ───────┘                  └──── x, second life
@@ -14,11 +14,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TypeVar
 
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
 
 __all__ = ["Trip", "hurried", "prefix", "trips", "with_trips"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def _late(problem: Problem, s: int, cut: int) -> int:
 
 
 def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
-    """The problem in which these storages are away: the rest is recomputation."""
+    """The problem in which these storages are away for a while: the rest is recomputation."""
     if not taken:
         return problem
     before: dict[int, list[tuple[int, Trip]]] = {}
@@ -151,56 +154,43 @@ def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
         line += [(op, kind, trip) for kind, trip in sorted(before.get(op, ()), key=lambda one: one[0])]
         line.append((op, -1, None))
     place = {op: k for k, (op, kind, _) in enumerate(line) if kind < 0}
-    new = {trip.storage: len(problem.bytes) + k for k, trip in enumerate(taken)}
-    late = {(r, trip.storage) for trip in taken for r in problem.readers[trip.storage] if r >= trip.late}
-    moved = set(new)
-    reads: list[tuple[int, ...]] = []
-    writes: list[tuple[int, ...]] = []
-    for op, kind, on_way in line:
-        if on_way is None:
-            reads.append(tuple(sorted(new[s] if (op, s) in late else s for s in problem.reads[op])))
-            writes.append(problem.writes[op])
-        else:
-            reads.append((on_way.storage,) if kind == 0 else ())
-            writes.append((new[on_way.storage],) if kind == 1 else ())
-    fetches = {trip.storage: k for k, (_, kind, trip) in enumerate(line) if kind == 1 and trip is not None}
-    real = [kind < 0 for _, kind, _ in line]
+    moved = {trip.storage for trip in taken}
 
-    def over(op: int) -> int:
-        source = problem.over[op]
-        return -1 if source in moved else source
+    def spread(values: Sequence[_T], nothing: _T) -> tuple[_T, ...]:
+        return tuple(values[op] if kind < 0 else nothing for op, kind, _ in line)
 
-    first = {
-        op: min(k for k, one in enumerate(line) if one[0] == op)
-        for op in {c.instant for c in problem.charges}
-    }
+    reads, writes = list(spread(problem.reads, ())), list(spread(problem.writes, ()))
+    fetched: list[tuple[int, int]] = []
+    for k, (_, kind, on_way) in enumerate(line):
+        if on_way is not None and kind == 0:
+            reads[k] = (on_way.storage,)
+        elif on_way is not None:
+            writes[k] = (on_way.storage,)
+            fetched.append((k, problem.owner[on_way.storage]))
+
+    def since(op: int) -> int:
+        """The first operator of the new problem that stands at or before this one."""
+        return sum(other < op for other, _, _ in line)
+
     return replace(
         problem,
-        ops=tuple(problem.ops[op] if own else -1 for (op, _, _), own in zip(line, real, strict=True)),
-        split=sum(op < problem.split for op, _, _ in line),
-        time=tuple(problem.time[op] if own else 0 for (op, _, _), own in zip(line, real, strict=True)),
-        workspace=tuple(
-            problem.workspace[op] if own else 0 for (op, _, _), own in zip(line, real, strict=True)
-        ),
-        again=tuple(own and problem.again[op] for (op, _, _), own in zip(line, real, strict=True)),
+        ops=spread(problem.ops, -1),
+        split=since(problem.split),
+        time=spread(problem.time, 0),
+        workspace=spread(problem.workspace, 0),
+        again=spread(problem.again, False),
         reads=tuple(reads),
         writes=tuple(writes),
-        over=tuple(over(op) if own else -1 for (op, _, _), own in zip(line, real, strict=True)),
-        bytes=(*problem.bytes, *(problem.bytes[trip.storage] for trip in taken)),
-        producer=(
-            *(place.get(op, -1) for op in problem.producer),
-            *(fetches[trip.storage] for trip in taken),
-        ),
-        kept=(*problem.kept, *(False for _ in taken)),
-        owner=(*problem.owner, *(problem.owner[trip.storage] for trip in taken)),
+        over=spread([-1 if source in moved else source for source in problem.over], -1),
+        producer=tuple(place.get(op, -1) for op in problem.producer),
         fixed=tuple(problem.fixed[op] for op, _, _ in line),
         charges=tuple(
-            replace(c, instant=place[c.instant], op=place[c.op], when=c.when)
+            replace(c, instant=place[c.instant], op=place[c.op], when=since(c.when))
             if c.op
-            else replace(c, instant=first[c.instant], when=first[c.instant] if c.when else 0)
+            else replace(c, instant=since(c.instant), when=since(c.when))
             for c in problem.charges
         ),
-        charged=tuple(problem.charged[op] if own else () for (op, _, _), own in zip(line, real, strict=True)),
+        charged=spread(problem.charged, ()),
         sent=tuple(sorted(moved)),
-        fetched=tuple((fetches[trip.storage], problem.owner[trip.storage]) for trip in taken),
+        fetched=tuple(fetched),
     )

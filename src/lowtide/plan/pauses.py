@@ -55,6 +55,7 @@ def with_pauses(problem: Problem, counts: Sequence[int]) -> Problem:
             for charge in problem.charges
         ),
         charged=spread(problem.charged, ()),
+        fetched=tuple((place[op], tensor) for op, tensor in problem.fetched),
     )
 
 

@@ -86,6 +86,14 @@ class Problem:
         return tuple(tuple(one) for one in found)
 
     @cached_property
+    def back(self) -> tuple[int, ...]:
+        """For each storage the operator that stands for its copy back, or -1."""
+        found = [-1] * len(self.bytes)
+        for op, _ in self.fetched:
+            found[self.writes[op][0]] = op
+        return tuple(found)
+
+    @cached_property
     def workspace_of_graph(self) -> tuple[int, ...]:
         """Workspace bytes by operator of the graph."""
         found = [0] * len(self.graph.ops)

@@ -35,7 +35,7 @@ class Slots:
 
         self.time, self.workspace, self.fixed, self.again, self.over = (take(n) for _ in range(5))
         self.reads, self.writes = rows(reads), rows(writes)
-        self.bytes, self.producer, self.kept = take(m), take(m), take(m)
+        self.bytes, self.producer, self.kept, self.back = take(m), take(m), take(m), take(m)
         self.charged = rows(charged)
         self.charge_bytes, self.charge_key, self.charge_when = take(charges), take(charges), take(charges)
         self.counts = [0] * charges
@@ -53,14 +53,16 @@ class Slots:
         self.key = [v * n + v for v in range(n)]
         self.mem = [fixed + extra for fixed, extra in zip(self.fixed, self.workspace, strict=True)]
         for s in range(m):
-            a = -1 if self.producer[s] < 0 else self.producer[s] * (n + 1)
-            e = n * n if self.kept[s] else self.last_use(s, a, NEVER)
-            for v in range(max(a, 0) // n, n):
-                if v * n + v > e:
-                    break
-                self.mem[v] += self.bytes[s]
-            if not self.kept[s] and e >= 0 and self.takes(s, a, e):
-                self.mem[e // n] -= self.bytes[s]
+            starts = [-1 if self.producer[s] < 0 else self.producer[s] * (n + 1)]
+            starts += [self.back[s] * (n + 1)] if self.back[s] >= 0 else []
+            for a, end in pairwise([*starts, NEVER]):
+                e = n * n if self.kept[s] else self.last_use(s, a, end)
+                for v in range(max(a, 0) // n, n):
+                    if v * n + v > e:
+                        break
+                    self.mem[v] += self.bytes[s]
+                if not self.kept[s] and e >= 0 and self.takes(s, a, e):
+                    self.mem[e // n] -= self.bytes[s]
         self.excess = sum(x - budget for x in self.mem if x > budget)
         self.cost = 0
         self.events: list[int] = []
@@ -104,12 +106,19 @@ class Slots:
         return min((self.next_run(v, key) for v in self.readers[s]), default=NEVER)
 
     def born(self, s: int, key: int) -> int:
-        """Key of the run that made what is there of a storage before ``key``; -1: it was given."""
-        return -1 if self.producer[s] < 0 else self.prev_run(self.producer[s], key)
+        """Key of the run that made what is there of a storage before ``key``; -1: it was given.
+
+        A fetch from the host makes it too.
+        """
+        a = -1 if self.producer[s] < 0 else self.prev_run(self.producer[s], key)
+        back = self.back[s] * (self.n + 1)
+        return back if self.back[s] >= 0 and a < back < key else a
 
     def reborn(self, s: int, key: int) -> int:
         """Key of the run that makes a storage anew after ``key``."""
-        return NEVER if self.producer[s] < 0 else self.next_run(self.producer[s], key)
+        b = NEVER if self.producer[s] < 0 else self.next_run(self.producer[s], key)
+        back = self.back[s] * (self.n + 1)
+        return back if self.back[s] >= 0 and key < back < b else b
 
     def takes(self, s: int, a: int, e: int) -> bool:
         """Whether the run at ``e`` takes over a storage, born at ``a``, which dies there."""
@@ -135,7 +144,7 @@ class Slots:
         for s in self.writes[v]:
             if self.kept[s]:
                 gone += self.bytes[s] if instant != v else 0
-            elif self.last_use(s, x, self.next_run(v, x)) == x:
+            elif self.last_use(s, x, self.reborn(s, x)) == x:
                 gone += self.bytes[s]
         return gone
 
@@ -173,8 +182,8 @@ class Slots:
                 self.add(0 if e < 0 else self.place(e + 1), k + 1, self.bytes[u])
                 self.taking(u, a, x, 1)
         for s in self.writes[v]:
-            a = self.prev_run(v, x)
-            if not self.kept[s] and self.last_use(s, a, self.next_run(v, x)) > x:
+            a = self.born(s, x)
+            if not self.kept[s] and self.last_use(s, a, self.reborn(s, x)) > x:
                 e = self.last_use(s, a, x)
                 self.add(self.place(e + 1), k, -self.bytes[s])
                 self.taking(s, a, e, 1)
@@ -200,8 +209,8 @@ class Slots:
                 self.add(0 if e < 0 else self.place(e + 1), k + 1, -self.bytes[u])
                 self.taking(u, a, e, 1)
         for s in self.writes[v]:
-            a = self.prev_run(v, x)
-            if not self.kept[s] and self.last_use(s, a, self.next_run(v, x)) > x:
+            a = self.born(s, x)
+            if not self.kept[s] and self.last_use(s, a, self.reborn(s, x)) > x:
                 e = self.last_use(s, a, x)
                 self.taking(s, a, e, -1)
                 self.add(self.place(e + 1), k, self.bytes[s])
