@@ -74,16 +74,16 @@ def test_what_was_never_sent_is_not_fetched():
 
 
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("patient", [False, True])
-def test_trips_keep_their_promise(seed, patient):
+@pytest.mark.parametrize("hurry", [False, True])
+def test_trips_keep_their_promise(seed, hurry):
     graph, seconds, workspace, able = random_step(seed, (4, 14))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
     plain = evaluate(problem, ())
     cut = max(range(len(plain.live)), key=plain.live.__getitem__)
-    candidates = [s for s, p in enumerate(problem.producer) if 0 <= p < cut]
-    taken = trips(problem, candidates, cut, Link(20.0, 20.0), patient=patient)
-    if patient:
-        taken = hurried(problem, taken, plain.live, int(plain.peak * 0.7), cut)
+    away = {s: cut for s, p in enumerate(problem.producer) if 0 <= p < cut}
+    taken = trips(problem, away, Link(20.0, 20.0))
+    if hurry:
+        taken = hurried(problem, taken, away, plain.live, int(plain.peak * 0.7))
     moved = with_trips(problem, taken)
     outcome = evaluate(moved, ())
     program = lower(moved, ())

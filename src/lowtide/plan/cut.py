@@ -13,8 +13,8 @@ Every schedule of the problem gives a solution, so the optimum is a valid bound,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil, inf
 
@@ -44,8 +44,8 @@ class CutResult:
     """Whether the program was solved to its optimum."""
     events: frozenset[Event] | None
     """The solution as a schedule, each operator made again where first read; it may exceed the budget."""
-    moved: frozenset[int] = frozenset()
-    """Storages that the solution keeps on the host."""
+    away: Mapping[int, int] = field(default_factory=dict)
+    """Storages that the solution keeps on the host, each with a cut that it is away over."""
 
 
 class _Rows:
@@ -216,7 +216,10 @@ class _Program:
         extra = [(rows.variable(1.0, at_most=inf), -1.0)]
         for window, (cut, off) in enumerate(zip(self.cuts, self.off, strict=True)):
             end = self.cuts[window + 1] if window + 1 < len(self.cuts) else len(problem.ops)
-            out = [(problem.producer[s], c, problem.bytes[s] / link.to_host * second) for s, c in off.items()]
+            out = [
+                (problem.producer[s], c, problem.bytes[s] / link.to_host * second)
+                for s, c in self._away(window).items()
+            ]
             out.sort(reverse=True)
             for k in _marks(len(out)):
                 room = clock[cut] - clock[out[k][0] + 1]
@@ -232,6 +235,30 @@ class _Program:
                 room = clock[into[k][0]] - clock[cut + 1]
                 rows.row([*((c, took) for _, c, took in into[: k + 1]), *here], -inf, room * (1 + 1e-9))
             extra += here
+
+    def _away(self, window: int) -> dict[int, int]:
+        """For each storage the variable that says whether it must be on the host at the cut of a window.
+
+        It must if it comes from there later, and is neither held at the cut nor made again in between.
+        """
+        found = dict(self.off[window])
+        rows, problem = self.rows, self.problem
+        alone = set(found)
+        for later in range(window + 1, len(self.off)):
+            for s, column in self.off[later].items():
+                if s not in self.keep[window]:
+                    continue
+                if s not in found:
+                    found[s] = rows.variable()
+                elif s in alone:
+                    either = rows.variable()
+                    rows.row([(either, 1.0), (found[s], -1.0)], 0.0)
+                    found[s] = either
+                    alone.discard(s)
+                again = [redo.get(problem.producer[s]) for redo in self.redo[window : later + 1]]
+                terms = [(found[s], 1.0), (column, -1.0), (self.keep[window][s], 1.0)]
+                rows.row([*terms, *((c, 1.0) for c in again if c is not None)], 0.0)
+        return found
 
     def _read_next(self, s: int, cut: int) -> int:
         """The first mandatory operator after a cut that reads a storage."""
@@ -333,8 +360,12 @@ def solve_cuts(
     dual = max(0.0, dual if dual > -1e29 else 0.0)
     bound = max(0, ceil(dual * program.unit - max(_TOLERANCE * program.unit, 1e-7 * dual * program.unit)))
     events = None if values is None else _events(problem, program, values)
-    moved = [s for off in program.off for s, c in off.items() if values is not None and values[c] > 0.5]
-    return CutResult(bound, True, status == "optimal", events, frozenset(moved))
+    away: dict[int, int] = {}
+    for cut, off in zip(program.cuts, program.off, strict=True):
+        for s, c in off.items():
+            if values is not None and values[c] > 0.5:
+                away.setdefault(s, cut)
+    return CutResult(bound, True, status == "optimal", events, away)
 
 
 def _events(problem: Problem, program: _Program, values: np.ndarray) -> frozenset[Event]:
@@ -344,6 +375,7 @@ def _events(problem: Problem, program: _Program, values: np.ndarray) -> frozense
     for window, cut in enumerate(program.cuts):
         keep = program.keep[window]
         live = {s for s, column in keep.items() if values[column] > 0.5}
+        live |= {s for s, column in program.off[window].items() if values[column] > 0.5}
         last = window + 1 == len(program.cuts)
         end = len(problem.ops) - 1 if last else program.cuts[window + 1]
         live.update(problem.writes[cut])

@@ -40,6 +40,8 @@ class Lanes:
         self._sent: dict[int, float] = {}
         self._coming: dict[int, float] = {}
         self._on_host: dict[int, float] = {}
+        self.waited: dict[int, float] = {}
+        """Seconds that were spent waiting for copies of each tensor."""
 
     def send(self, tensor: int, held: Collection[int]) -> None:
         """Queue a copy to the host."""
@@ -53,7 +55,7 @@ class Lanes:
         """Wait for copies of what is let go of."""
         for tensor in tensors:
             if tensor in self._sent and tensor not in held:
-                self._wait(self._sent.pop(tensor))
+                self._wait(tensor, self._sent.pop(tensor))
             self._coming.pop(tensor, None)
 
     def fetch(self, tensor: int) -> None:
@@ -67,13 +69,14 @@ class Lanes:
         """Run an operator; what it takes with what was waited for before it."""
         for tensor in reads:
             if tensor in self._coming:
-                self._wait(self._coming.pop(tensor))
+                self._wait(tensor, self._coming.pop(tensor))
         waited, self._spoken_for = self._spoken_for, 0.0
         self.now += seconds
         return seconds + waited
 
-    def _wait(self, until: float) -> None:
+    def _wait(self, tensor: int, until: float) -> None:
         if until > self.now:
+            self.waited[tensor] = self.waited.get(tensor, 0.0) + until - self.now
             self._spoken_for += until - self.now
             self.now = until
 

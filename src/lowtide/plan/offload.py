@@ -11,15 +11,17 @@ that take no time, one that reads the storage and one that makes it:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 from typing import TypeVar
 
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event
 
-__all__ = ["Trip", "hurried", "prefix", "trips", "with_trips"]
+__all__ = ["Trip", "hurried", "prefix", "relaxed", "trips", "with_trips"]
 
 _T = TypeVar("_T")
 
@@ -38,95 +40,117 @@ class Trip:
 
 
 def trips(
-    problem: Problem, storages: Collection[int], cut: int, link: Link, *, patient: bool = False
+    problem: Problem,
+    away: Mapping[int, int],
+    link: Link,
+    begins: Sequence[float] = (),
+    events: Collection[Event] = (),
 ) -> list[Trip]:
-    """When each of these storages is gone over the instant ``cut``, with lanes first in, first out.
+    """When each storage is gone over the instant it is given with, lanes working first in, first out.
 
     Copies out start when a storage is made; copies back start as late as the first late use allows. What does
-    not come out in time, or would have to come back before the cut, stays; or is waited for, if ``patient``.
+    not come out in time, or would have to come back before its instant, is waited for. ``begins`` says when
+    each operator starts; without it, as in the plain step. ``events`` may read a storage late as well.
     """
-    begins = [0, *accumulate(problem.time)]
-    ends = _copies_out(problem, storages, link, begins)
+    begins = begins or [0, *accumulate(problem.time)]
+    ends = _copies_out(problem, away, link, begins)
+    late = {s: _late(problem, s, away[s]) for s in ends}
+    for t, v in events:
+        for s in problem.reads[v]:
+            if s in late and t > away[s] and (late[s] < 0 or t < late[s]):
+                late[s] = t
     found: list[Trip] = []
-    following = float("inf")
-    late = {s: _late(problem, s, cut) for s in storages if s in ends}
+    following = inf
     for s in sorted(late, key=lambda s: (-late[s], s)):
-        if late[s] < 0:
+        early = max((r for r in problem.readers[s] if r <= away[s]), default=problem.producer[s])
+        if late[s] < 0 or early >= away[s]:
             continue
-        length = problem.bytes[s] / link.to_device * problem.scale
-        start = min(begins[late[s]], following) - length
-        early = max((r for r in problem.readers[s] if r <= cut), default=problem.producer[s])
+        following = min(begins[late[s]], following) - problem.bytes[s] / link.to_device * problem.scale
         gone = max(early + 1, bisect_left(begins, ends[s]))
-        back = bisect_right(begins, start) - 1
-        if patient:
-            gone, back = min(gone, cut), max(back, cut + 1)
-        if early >= gone or gone > cut or back <= cut or (start < ends[s] and not patient):
-            continue
-        following = start
-        found.append(Trip(s, gone, back, late[s]))
+        back = bisect_right(begins, following) - 1
+        found.append(Trip(s, min(gone, away[s]), max(back, away[s] + 1), late[s]))
     return found
 
 
-def prefix(problem: Problem, cut: int, wanted: int, dear: float = 0.0) -> list[int]:
-    """The storages made first, to so many bytes, that are read again only after ``cut``.
+def prefix(problem: Problem, cut: int, wanted: int) -> dict[int, int]:
+    """The storages made first, to so many bytes, that are read again only after ``cut``: away over it.
 
-    What is made first is read last: it has the longest way, and the lane to the host starts at once. ``dear``
-    leaves out those that are cheaper to make again, by the byte, than such a share of them.
+    What is made first is read last: it has the longest way, and the lane to the host starts at once.
     """
-    able = [
-        s
-        for s, producer in enumerate(problem.producer)
-        if 0 <= producer < cut and not problem.kept[s] and problem.bytes[s] and _late(problem, s, cut) > cut
-    ]
-    price = {s: problem.time[problem.producer[s]] / problem.bytes[s] for s in able}
-    least = sorted(price.values())[int(dear * len(able))] if able and dear else 0.0
-    found: list[int] = []
-    for s in sorted(able, key=lambda s: problem.producer[s]):
-        if wanted <= 0:
-            break
-        if price[s] >= least:
-            found.append(s)
+    found: dict[int, int] = {}
+    for s in sorted(range(len(problem.bytes)), key=lambda s: problem.producer[s]):
+        able = 0 <= problem.producer[s] < cut and not problem.kept[s] and problem.bytes[s]
+        if wanted > 0 and able and _late(problem, s, cut) > cut:
+            found[s] = cut
             wanted -= problem.bytes[s]
     return found
 
 
 def hurried(
-    problem: Problem, taken: Sequence[Trip], live: Sequence[int], budget: int, cut: int
+    problem: Problem, taken: Sequence[Trip], away: Mapping[int, int], live: Sequence[int], budget: int
 ) -> list[Trip]:
     """The trips, with memory given up earlier and taken later wherever the budget is exceeded otherwise.
 
-    ``live`` are the bytes of the plain step. Whoever drops before a copy has ended, or reads before it has
-    arrived, waits.
+    ``live`` are the bytes at each instant with these trips. Whoever drops before a copy has ended, or reads
+    before it has arrived, waits.
     """
     found = {trip.storage: trip for trip in taken}
-    early = {s: max((r for r in problem.readers[s] if r <= cut), default=problem.producer[s]) for s in found}
+    early = {
+        s: max((r for r in problem.readers[s] if r <= away[s]), default=problem.producer[s]) for s in found
+    }
     now = list(live)
 
     def free(storage: int, start: int, end: int) -> None:
         for t in range(start, end):
             now[t] -= problem.bytes[storage]
 
-    for trip in taken:
-        free(trip.storage, trip.gone, trip.back)
-    for t in range(cut + 1):
-        for s in sorted(found, key=lambda s: problem.producer[s]) if now[t] > budget else ():
+    by_birth = sorted(found, key=lambda s: problem.producer[s])
+    for t in range(len(now)):
+        for s in by_birth if now[t] > budget else ():
             if now[t] > budget and early[s] < t < found[s].gone:
                 free(s, t, found[s].gone)
                 found[s] = replace(found[s], gone=t)
-    for t in reversed(range(cut + 1, len(now))):
-        for s in sorted(found, key=lambda s: -found[s].late) if now[t] > budget else ():
+    by_use = sorted(found, key=lambda s: -found[s].late)
+    for t in reversed(range(len(now))):
+        for s in by_use if now[t] > budget else ():
             if now[t] > budget and found[s].back <= t < found[s].late:
                 free(s, found[s].back, t + 1)
                 found[s] = replace(found[s], back=t + 1)
     return list(found.values())
 
 
+def relaxed(
+    problem: Problem, taken: Sequence[Trip], wished: Sequence[Trip], live: Sequence[int], budget: int
+) -> list[Trip]:
+    """The trips, each nearer to when it is wished to leave and come back, as far as the budget reaches.
+
+    ``live`` are the bytes at each instant with the trips as they are.
+    """
+    found = {trip.storage: trip for trip in taken}
+    aims = {**found, **{trip.storage: trip for trip in wished}}
+    now = list(live)
+    for s in sorted(found, key=lambda s: found[s].late):
+        size, back = problem.bytes[s], found[s].back
+        while back > aims[s].back and now[back - 1] + size <= budget:
+            back -= 1
+            now[back] += size
+        found[s] = replace(found[s], back=back)
+    for s in sorted(found, key=lambda s: problem.producer[s]):
+        size, gone = problem.bytes[s], found[s].gone
+        while gone < min(aims[s].gone, found[s].back) and now[gone] + size <= budget:
+            now[gone] += size
+            gone += 1
+        found[s] = replace(found[s], gone=gone)
+    return list(found.values())
+
+
 def _copies_out(
-    problem: Problem, storages: Collection[int], link: Link, begins: Sequence[int]
+    problem: Problem, away: Mapping[int, int], link: Link, begins: Sequence[float]
 ) -> dict[int, float]:
+    """When the copy of each storage that can leave has ended."""
     free = 0.0
     ends: dict[int, float] = {}
-    for s in sorted(storages, key=lambda s: problem.producer[s]):
+    for s in sorted(away, key=lambda s: problem.producer[s]):
         made = problem.producer[s]
         if made < 0 or problem.kept[s] or problem.graph.tensors[problem.owner[s]].alias is not None:
             continue

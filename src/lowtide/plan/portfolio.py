@@ -34,7 +34,7 @@ from lowtide.plan.schedule import Event, Outcome, evaluate
 from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.units import format_bytes
 
-__all__ = ["Found", "Progress", "recompute"]
+__all__ = ["Found", "Progress", "recompute", "recompute_or_none", "refusal"]
 
 Progress = Callable[[float, float | None, float, float | None], None]
 """Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
@@ -105,18 +105,15 @@ def recompute(
     starts: Iterable[Iterable[Event]] = (),
 ) -> Found:
     """The cheapest schedule of recomputation found inside ``budget`` bytes."""
-    run = _Search(problem, budget, time_limit, seed, progress)
-    plain = run.plain
-    if plain.peak <= budget:
-        run.offer(plain, "plain")
-    elif budget >= run.floor:
-        try:
-            run.work(starts)
-        except KeyboardInterrupt:
-            run.interrupted = True
-            if run.best is None:
-                raise
-    return run.found()
+    return _Search(problem, budget, time_limit, seed, progress).searched(starts).found()
+
+
+def recompute_or_none(
+    problem: Problem, budget: int, *, time_limit: float, seed: int = 0, starts: Iterable[Iterable[Event]] = ()
+) -> Found | None:
+    """The same, without looking for what would work where nothing is found."""
+    run = _Search(problem, budget, time_limit, seed, None).searched(starts)
+    return None if run.best is None else run.found()
 
 
 @dataclass
@@ -141,6 +138,19 @@ class _Search:
         self.impossible = False
         self.paused: Problem | None = None
         """The problem of the best schedule, where that needs pauses."""
+
+    def searched(self, starts: Iterable[Iterable[Event]]) -> _Search:
+        """This, after the search."""
+        if self.plain.peak <= self.budget:
+            self.offer(self.plain, "plain")
+        elif self.budget >= self.floor:
+            try:
+                self.work(starts)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                if self.best is None:
+                    raise
+        return self
 
     def offer(self, outcome: Outcome, method: str) -> bool:
         """Take a schedule as the best if it is."""
@@ -307,13 +317,18 @@ class _Search:
 
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
-        known = smallest_budget(self.problem, time_limit=max(2.0, self.left()), seed=self.seed)
         sure = self.impossible or self.budget < self.floor
-        text = "no plan fits" if sure else "no plan was found for"
-        return InfeasibleError(
-            f"{text} {format_bytes(self.budget)}; the smallest budget with a plan is "
-            f"{format_bytes(known.budget)} ({known.budget} bytes)",
-            budget=self.budget,
-            smallest_budget=known.budget,
-            floor=self.floor,
-        )
+        return refusal(self.problem, self.budget, sure=sure, seconds=max(2.0, self.left()), seed=self.seed)
+
+
+def refusal(problem: Problem, budget: int, *, sure: bool, seconds: float, seed: int) -> InfeasibleError:
+    """What to say where no plan was found: the smallest budget for which there is one."""
+    known = smallest_budget(problem, time_limit=seconds, seed=seed)
+    text = "no plan fits" if sure else "no plan was found for"
+    return InfeasibleError(
+        f"{text} {format_bytes(budget)}; the smallest budget with a plan is "
+        f"{format_bytes(known.budget)} ({known.budget} bytes)",
+        budget=budget,
+        smallest_budget=known.budget,
+        floor=smallest_conceivable(problem),
+    )

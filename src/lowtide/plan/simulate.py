@@ -29,11 +29,13 @@ def simulate(
     workspace_bytes: Sequence[int] = (),
     seconds: Sequence[float] = (),
     link: Link | None = None,
+    lanes: Lanes | None = None,
 ) -> Timeline:
     """The timeline of a Program, an entry for every Run instruction in order.
 
     With a ``link``, copies to and from the host take time on lanes of their own, first in, first out; what an
-    operator waits for them counts as part of it. A PlanError says which instruction reads what is not there.
+    operator waits for them counts as part of it. ``lanes`` take the place of those of the link, and know who
+    was waited for. A PlanError says which instruction reads what is not there.
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
@@ -44,7 +46,7 @@ def simulate(
     states = _states(graph, program)
     before = kept_to_restore(graph)
     memory.live += _copied(graph, program) + before
-    lanes = Lanes(graph, link)
+    lanes = lanes or Lanes(graph, link)
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before

@@ -1,0 +1,298 @@
+"""with_offload(problem, budget, link): the fastest plan found that may keep storages on the host as well.
+
+A cut program chooses what goes to the host and what runs again, as far as the link reaches; it grows by the
+instants at which its own solution exceeds the budget, and gives the bound. What it sends is given times to
+leave and to come back, what is left is recomputation again, and a simulation with the link's lanes has the
+last word. Then the same for a slower link or a smaller budget, and for the storages that are made first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil
+
+from lowtide.plan.cut import solve_cuts
+from lowtide.plan.lanes import Lanes, Link
+from lowtide.plan.lower import lower
+from lowtide.plan.offload import Trip, hurried, prefix, relaxed, trips, with_trips
+from lowtide.plan.portfolio import Found, Progress, recompute_or_none
+from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event, evaluate, order
+from lowtide.plan.simulate import simulate
+
+__all__ = ["with_offload"]
+
+_ROUNDS = 6
+"""So often the cut program may grow."""
+_TRIES = (
+    (1.0, 0.99),
+    (0.95, 1.0),
+    (0.9, 1.0),
+    (1.0, 0.97),
+    (0.9, 0.97),
+    (0.8, 0.98),
+    (1.0, 0.93),
+    (0.6, 0.95),
+)
+"""Shares of the link and of the budget that the host's part is chosen for, besides the whole of both."""
+_PRUNED = 4
+"""So often storages that are waited for may stay on the device after all."""
+_ALONE = (1.0, 1.04, 1.1, 1.2)
+"""Without recomputation: shares of what is too much that go to the host, first made first."""
+
+
+class Away:
+    """The search, and what it knows so far."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        link: Link,
+        time_limit: float,
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        self.problem, self.budget, self.link = problem, budget, link
+        self.time_limit, self.seed, self.progress = time_limit, seed, progress
+        self.began = time.monotonic()
+        self.plain = evaluate(problem, ())
+        self.recomputing = any(problem.again)
+        self.best: Found | None = None
+        self.bound = 0
+        self.impossible = False
+        self.interrupted = False
+        self.cuts = {max(range(len(self.plain.live)), key=self.plain.live.__getitem__)}
+
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return self.time_limit - (time.monotonic() - self.began)
+
+    def done(self) -> bool:
+        """Nothing can or may be gained any more."""
+        optimal = self.best is not None and self.best.cost <= self.bound
+        return optimal or self.impossible or self.left() <= 0
+
+    def offer(self, found: Found | None) -> None:
+        """Take a plan as the best if it is."""
+        if found is not None and (self.best is None or found.cost < self.best.cost):
+            self.best = found
+            self.report()
+
+    def report(self) -> None:
+        """Tell whoever watches."""
+        if self.progress is not None and self.best is not None:
+            bound = min(self.bound, self.best.cost)
+            gap = (self.best.cost - bound) / max(1, self.problem.total_time + self.best.cost)
+            spent = time.monotonic() - self.began
+            self.progress(spent, self.best.overhead_seconds, self.problem.seconds(bound), gap)
+
+    def work(self) -> None:
+        """The search itself."""
+        if self.recomputing:
+            self.offer(
+                recompute_or_none(self.problem, self.budget, time_limit=self.time_limit * 0.2, seed=self.seed)
+            )
+        self.grow()
+        for away, events in self.candidates():
+            if self.done():
+                break
+            self.attempt(away, events)
+
+    def grow(self) -> None:
+        """Solve the cut program, try its solution, add a cut where that exceeds the budget, and again."""
+        cuts = self.cuts
+        for _ in range(_ROUNDS):
+            if self.done():
+                return
+            seconds = max(0.2, min(self.left() * 0.3, self.time_limit * 0.15))
+            result = solve_cuts(
+                self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.link
+            )
+            if not result.feasible:
+                self.impossible = self.best is None
+                return
+            self.bound = max(self.bound, result.bound)
+            self.report()
+            if result.events is None or (len(cuts) > 1 and not result.solved):
+                return
+            self.cuts = cuts
+            worst = self.attempt(result.away, result.events)
+            if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
+                return
+            cuts = cuts | {worst}
+
+    def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
+        """What goes to the host, and what runs again: by cut programs, then first made."""
+        for share, part in _TRIES:
+            slower = Link(self.link.to_host * share, self.link.to_device * share)
+            budget, cuts = int(self.budget * part), sorted(self.cuts)
+            seconds = max(0.1, self.left() / 6)
+            result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
+            yield result.away, result.events or ()
+        peak = max(self.cuts, key=self.plain.live.__getitem__)
+        for share in () if self.recomputing else _ALONE:
+            yield prefix(self.problem, peak, int((self.plain.peak - self.budget) * share)), ()
+
+    def attempt(self, away: Mapping[int, int], events: Collection[Event]) -> int:
+        """Plan with these storages on the host; the instant where the plan first asked for most, or -1."""
+        wished = trips(self.problem, away, self.link, events=events)
+        if not wished:
+            return -1
+        problem = with_trips(self.problem, wished)
+        live = _by_instant(self.problem, problem, carried(self.problem, problem, events))
+        worst = max(range(len(live)), key=live.__getitem__)
+        self.complete(wished, away, events)
+        if live[worst] <= self.budget:
+            return -1
+        self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
+        return worst
+
+    def complete(self, taken: list[Trip], away: Mapping[int, int], events: Collection[Event]) -> None:
+        """Plan recomputation beside the trips."""
+        problem = with_trips(self.problem, taken)
+        start = carried(self.problem, problem, events)
+        found = self.recomputed(problem, start, self.left() / 6)
+        if found is None:
+            return
+        priced = self.priced(found)
+        self.offer(priced)
+        if found.problem is not problem:
+            return
+        relaxed = self.relax(found, taken, away)
+        if relaxed is not None:
+            self.offer(relaxed[0])
+            priced, taken = min((priced, taken), relaxed, key=lambda one: one[0].cost)
+        self.prune(priced, taken, away)
+
+    def recomputed(self, problem: Problem, start: Iterable[Event], seconds: float) -> Found | None:
+        """The best recomputation found for a problem with storages away."""
+        limit = max(0.2, seconds)
+        return recompute_or_none(problem, self.budget, time_limit=limit, seed=self.seed, starts=[start])
+
+    def prune(self, found: Found, taken: list[Trip], away: Mapping[int, int]) -> None:
+        """Leave out storages that are waited for longest, as long as that helps."""
+        for _ in range(_PRUNED):
+            waits = _waits(found.problem, found.events, self.link)
+            if self.done() or not waits:
+                return
+            longest = max(waits.values())
+            staying = {s for s, wait in waits.items() if wait > longest / 2}
+            taken = [trip for trip in taken if trip.storage not in staying]
+            problem = with_trips(self.problem, taken)
+            start = carried(found.problem, problem, found.events)
+            seconds = max(0.2, self.left() / 10)
+            other = recompute_or_none(
+                problem, self.budget, time_limit=seconds, seed=self.seed, starts=[start]
+            )
+            if other is None or other.problem is not problem:
+                return
+            best = self.priced(other)
+            relaxed = self.relax(other, taken, away)
+            if relaxed is not None and relaxed[0].cost < best.cost:
+                best, taken = relaxed
+            self.offer(best)
+            if best.cost >= found.cost:
+                return
+            found = best
+
+    def relax(
+        self, found: Found, taken: list[Trip], away: Mapping[int, int]
+    ) -> tuple[Found, list[Trip]] | None:
+        """Let storages leave later and come back earlier where the plan has room for it."""
+        events = carried(found.problem, self.problem, found.events)
+        spent = [0] * len(self.problem.ops)
+        for instant, op in events:
+            spent[instant] += self.problem.time[op]
+        # an operator begins after what runs again before it
+        whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
+        begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
+        wished = trips(self.problem, away, self.link, begins, events)
+        live = _by_instant(self.problem, found.problem, found.events)
+        taken = relaxed(self.problem, taken, wished, live, self.budget)
+        problem = with_trips(self.problem, taken)
+        outcome = evaluate(problem, carried(self.problem, problem, events))
+        if outcome.peak > self.budget:
+            return None
+        easier = replace(found, problem=problem, events=outcome.events, cost=outcome.cost, peak=outcome.peak)
+        return self.priced(easier), taken
+
+    def priced(self, found: Found) -> Found:
+        """The plan with its waiting as part of its cost."""
+        cost = _overhead(found.problem, found.events, self.link)
+        return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
+
+
+def with_offload(
+    problem: Problem,
+    budget: int,
+    link: Link,
+    *,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Found | None, int, bool]:
+    """The best plan found, the bound on what any plan takes, and whether it is sure that there is none."""
+    search = Away(problem, budget, link, time_limit, seed, progress)
+    try:
+        search.work()
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        search.interrupted = True
+    best = search.best
+    if best is None:
+        return None, search.bound, search.impossible
+    bound, spent = min(search.bound, best.cost), time.monotonic() - search.began
+    best = replace(best, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
+    return best, bound, False
+
+
+def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
+    """A schedule of a problem as one of the same problem with other storages away."""
+    place = {op: k for k, op in enumerate(target.ops) if op >= 0}
+    new, at = [0] * len(source.ops), len(target.ops) - 1
+    for k in reversed(range(len(source.ops))):
+        new[k] = at = place.get(source.ops[k], at)
+    return frozenset((new[t], new[v]) for t, v in events)
+
+
+def _by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
+    """The most bytes that are live before or while each operator of ``source`` runs."""
+    outcome = evaluate(problem, events)
+    place = {op: k for k, op in enumerate(source.ops)}
+    old, at = [0] * len(problem.ops), len(source.ops) - 1
+    for k in reversed(range(len(problem.ops))):
+        at = place.get(problem.ops[k], at)
+        old[k] = at
+    found = [0] * len(source.ops)
+    for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
+        found[old[instant]] = max(found[old[instant]], live)
+    return found
+
+
+def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
+    """Time beyond that of the plain step: running again, and waiting for copies."""
+    seconds = _seconds(problem)
+    timeline = simulate(problem.graph, lower(problem, events), seconds=seconds, link=link)
+    return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
+
+
+def _waits(problem: Problem, events: Iterable[Event], link: Link) -> dict[int, float]:
+    """Seconds that are spent waiting for copies, by storage."""
+    lanes = Lanes(problem.graph, link)
+    simulate(problem.graph, lower(problem, events), seconds=_seconds(problem), lanes=lanes)
+    number = {tensor: s for s, tensor in enumerate(problem.owner)}
+    return {number[tensor]: wait for tensor, wait in lanes.waited.items()}
+
+
+def _seconds(problem: Problem) -> list[float]:
+    """What each operator of the graph takes."""
+    seconds = [0.0] * len(problem.graph.ops)
+    for op, spent in zip(problem.ops, problem.time, strict=True):
+        if op >= 0:
+            seconds[op] = problem.seconds(spent)
+    return seconds
