@@ -1,6 +1,7 @@
 """The planner against true optima, on the U-Net document, and on captured steps of the zoo.
 
     python benchmarks/planner.py small [--count 300] [--forward 3,9]
+    python benchmarks/planner.py medium [--count 60] [--forward 10,25]
     python benchmarks/planner.py document
     python benchmarks/planner.py zoo [TARGET ...]
 
@@ -14,6 +15,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,15 @@ from lowtide import __version__, read  # noqa: E402
 from lowtide.cost.device import Device, Environment  # noqa: E402
 from lowtide.cost.estimate import estimate  # noqa: E402
 from lowtide.cost.unit import unit_seconds  # noqa: E402
-from lowtide.errors import InfeasibleError  # noqa: E402
+from lowtide.errors import InfeasibleError, PlanError  # noqa: E402
 from lowtide.files import write_atomically  # noqa: E402
+from lowtide.plan.baselines import run_seconds  # noqa: E402
+from lowtide.plan.baselines.checkmate import checkmate  # noqa: E402
 from lowtide.plan.bounds import smallest_conceivable  # noqa: E402
+from lowtide.plan.check import check  # noqa: E402
 from lowtide.plan.problem import Problem, build_problem  # noqa: E402
 from lowtide.plan.schedule import evaluate  # noqa: E402
 from lowtide.plan.search import Found, Link, search  # noqa: E402
-from lowtide.plan.simulate import simulate  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
@@ -43,12 +47,14 @@ H200 = Device(Environment("H200", "cuda"), {"float32": 5e13}, 4e12, 4e-6, 141 <<
 LINK = Link(51 * 2**30, 51 * 2**30)
 
 
-def planned(problem: Problem, budget: int, **options: Any) -> Found | InfeasibleError:
+def planned(
+    problem: Problem, budget: int, workspace: Sequence[int] = (), **options: Any
+) -> Found | InfeasibleError:
     try:
         found = search(problem, budget, **options)
     except InfeasibleError as error:
         return error
-    assert simulate(problem.graph, found.program).peak_bytes <= budget
+    check(problem.graph, found.program, budget=budget, workspace_bytes=workspace)
     return found
 
 
@@ -81,13 +87,45 @@ def small(count: int, forward: tuple[int, int], first: int) -> list[dict[str, An
     return rows
 
 
+def medium(count: int, forward: tuple[int, int], first: int) -> list[dict[str, Any]]:
+    """Against Checkmate's integer program, which runs an operator at most once between two new ones."""
+    rows = []
+    for seed in range(first, first + count):
+        graph, seconds, workspace, _ = random_step(seed, forward, charges=False)
+        problem = build_problem(graph, seconds, workspace_bytes=workspace)
+        floor, peak = smallest_conceivable(problem), evaluate(problem, ()).peak
+        for k in range(5):
+            budget = floor + (peak - floor) * k // 5
+            row: dict[str, Any] = {"seed": seed, "budget": budget}
+            began = time.perf_counter()
+            found = planned(problem, budget, workspace)
+            row["seconds"] = time.perf_counter() - began
+            good = isinstance(found, Found)
+            row |= {"cost": found.cost if good else None, "bound": found.bound if good else None}
+            began = time.perf_counter()
+            try:
+                best = checkmate(
+                    graph, seconds, budget, workspace_bytes=workspace, time_limit=60.0, most_operators=10_000
+                )
+                row["optimum"] = round(run_seconds(best, seconds) - sum(seconds))
+            except PlanError as error:
+                row["optimum"] = None if "no plan" in str(error) else "unknown"
+            row["optimum_seconds"] = time.perf_counter() - began
+            rows.append(row)
+            if row["optimum"] not in ("unknown", row["cost"]):
+                print("differs:", row, flush=True)
+    return rows
+
+
 def summary(rows: list[dict[str, Any]]) -> str:
     known = [row for row in rows if row["optimum"] != "unknown"]
+    above = [row["cost"] / row["optimum"] - 1 for row in known if row["cost"] and row["optimum"]]
     feasible = [row for row in known if row["optimum"] is not None and row["cost"] is not None]
     lines = [
         ("cases", len(rows)),
         ("with known optimum", len(known)),
         ("equal to it", sum(row["cost"] == row["optimum"] for row in known)),
+        ("below it", sum(row["cost"] < row["optimum"] for row in feasible)),
         (
             "proven optimal (gap 0)",
             sum(row["cost"] is not None and row["cost"] == row["bound"] for row in rows),
@@ -98,8 +136,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
         ),
         ("bounds above the optimum", sum(row["bound"] > row["optimum"] for row in feasible)),
         (
-            "largest excess over the optimum",
-            max((row["cost"] - row["optimum"] for row in feasible), default=0),
+            "largest excess over the optimum, as a share of it",
+            f"{max(above, default=0):.2%}",
         ),
         ("longest search, seconds", round(max(row["seconds"] for row in rows), 1)),
     ]
@@ -155,15 +193,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["small", "document", "zoo"])
+    parser.add_argument("part", choices=["small", "medium", "document", "zoo"])
     parser.add_argument("targets", nargs="*")
-    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--forward", default="3,9")
+    parser.add_argument("--forward")
     options = parser.parse_args()
-    if options.part == "small":
-        low, high = (int(k) for k in options.forward.split(","))
-        rows = small(options.count, (low, high), options.first)
+    if options.part in ("small", "medium"):
+        count, forward, cases = (300, "3,9", small) if options.part == "small" else (60, "10,25", medium)
+        low, high = (int(k) for k in (options.forward or forward).split(","))
+        rows = cases(options.count or count, (low, high), options.first)
         text = summary(rows)
     elif options.part == "document":
         graph = read(DOCUMENT).step.graph

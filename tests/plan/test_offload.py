@@ -57,6 +57,7 @@ TRIP = Program(
         # out from 1 s on for 2 s: the drop at 2 s waits 1 s; back from 4 s on for 5 s
         (Link(5.0, 2.0), (1.0, 1.0, 2.0, 6.0)),
         (Link(10.0, 1e9), (1.0, 1.0, 1.0, 1.0)),
+        (Link(1e9, 1e9, 0.25), (1.0, 1.25, 1.0, 1.25)),
         (None, (1.0, 1.0, 1.0, 1.0)),
     ],
 )

@@ -123,4 +123,7 @@ def _device_lines(device: dict[str, Any]) -> Iterator[str]:
     up, down = device["to_device_bytes_per_second"], device["from_device_bytes_per_second"]
     if up is not None and down is not None:
         yield f"  host link   {format_rate(up, 'B')} to the device, {format_rate(down, 'B')} back"
+        if device["handover_seconds"] is not None:
+            took = format_seconds(device["handover_seconds"])
+            yield f"              {took} of the computation's time a copy"
     yield f"  launch      {format_seconds(device['launch_seconds'])} an operator"

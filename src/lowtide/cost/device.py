@@ -50,6 +50,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to_device_bytes_per_second: float | None = None
     """From pinned memory of the host; None where host and device are one."""
     from_device_bytes_per_second: float | None = None
+    handover_seconds: float | None = None
+    """What a computation spends on a copy beside it: telling when it may start, and waiting for its end."""
     lowtide: Literal["device"] = "device"
     version: Literal[1] = 1
 
@@ -97,6 +99,7 @@ def read_device(path: str | os.PathLike[str]) -> Device:
     rates = [*device.matrix_flop_per_second.values(), device.bytes_per_second, device.launch_seconds]
     rates += [link for link in links if link is not None]
     sound = all(math.isfinite(rate) and rate > 0 for rate in rates)
+    sound = sound and math.isfinite(device.handover_seconds or 0.0) and (device.handover_seconds or 0.0) >= 0
     if not sound or not device.matrix_flop_per_second or device.memory_bytes <= 0:
         raise FormatError("a rate is not positive", expected=expected, byte=0, path=os.fspath(path))
     return device

@@ -27,6 +27,7 @@ _CALL_SECONDS = 0.02
 """Products grow until one takes so long: small ones measure how busy the machine is, not how fast."""
 _REPEATS = 5
 _LAUNCHES = 300
+_COPIES = 100
 _BUFFER_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
@@ -87,8 +88,9 @@ def measure_device(kind: str) -> Device:
         bandwidth = _bandwidth(device)
         launch = _launch(device)
         up, down = _links(device) if kind == "cuda" else (None, None)
+        handover = _handover(device) if kind == "cuda" else None
     memory = torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else host_memory()
-    return Device(where, rates, bandwidth, launch, memory, up, down)
+    return Device(where, rates, bandwidth, launch, memory, up, down, handover)
 
 
 def _seconds(device: torch.device, call: Callable[[], object]) -> float:
@@ -157,6 +159,28 @@ def _links(device: torch.device) -> tuple[float, float]:
     up = _seconds(device, lambda: there.copy_(host, non_blocking=True))
     down = _seconds(device, lambda: host.copy_(there, non_blocking=True))
     return size / up, size / down
+
+
+def _handover(device: torch.device) -> float:
+    """Seconds that a copy beside the computation costs it: an event before it, and waiting for its end."""
+    cuda: Any = torch.cuda
+    lane, current = cuda.Stream(device), cuda.current_stream(device)
+    work = torch.ones(1 << 24, device=device)
+    host = torch.empty(1024, pin_memory=True)
+
+    def row(copies: bool) -> None:
+        before = current.record_event()
+        for _ in range(_COPIES):
+            if copies:
+                current.wait_event(before)  # of a copy that has ended long ago
+                lane.wait_stream(current)
+                with cuda.stream(lane):
+                    host.copy_(work[:1024], non_blocking=True)
+                before = lane.record_event()
+            work.add_(1.0)
+
+    with_copies, without = (_seconds(device, lambda c=c: row(c)) for c in (True, False))  # type: ignore[misc]
+    return max(0.0, with_copies - without) / _COPIES
 
 
 def _buffer_bytes(device: torch.device) -> int:

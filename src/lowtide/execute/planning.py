@@ -151,6 +151,7 @@ def link_of(kind: str) -> Link:
     return Link(
         to_host=device.from_device_bytes_per_second or memory,
         to_device=device.to_device_bytes_per_second or memory,
+        handover=device.handover_seconds or 0.0,
     )
 
 

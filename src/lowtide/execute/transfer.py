@@ -1,6 +1,6 @@
 """Copies to the host and back, beside the computation.
 
-On CUDA each direction has a stream of its own and memory on the host is pinned, from PyTorch's own pool. Two
+On CUDA each direction has a stream of its own; memory on the host is pinned and kept for the next step. Two
 rules keep memory safe: what is being sent is not given back before its copy has ended, and what is being
 fetched is not written before everything that used its memory earlier has ended. On the CPU a thread for each
 direction copies to memory that PyTorch's allocator does not count, so that everything can be tested anywhere.
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lowtide.errors import RunError
+from lowtide.execute.pinned import PinnedPool
 from lowtide.units import format_bytes
 
 __all__ = ["Form", "Transfers", "transfers"]
@@ -118,10 +119,13 @@ class _CudaTransfers(Transfers):
         cuda: Any = torch.cuda
         self._device = device
         self._out, self._in = cuda.Stream(device), cuda.Stream(device)
+        self._pool = PinnedPool()
 
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         flat = _bytes_of(tensor)
-        host = self._pinned(flat.numel())
+        host, last_use = self._pool.take(flat.numel(), self._pinned)
+        if last_use is not None:
+            self._out.wait_event(last_use)
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             host.copy_(flat, non_blocking=True)
@@ -136,7 +140,9 @@ class _CudaTransfers(Transfers):
         self._in.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._in):
             flat.copy_(host, non_blocking=True)
-        return form.over(flat), self._in.record_event()
+        arrived = self._in.record_event()
+        self._pool.used(host, arrived)
+        return form.over(flat), arrived
 
     def wait(self, ticket: Any) -> None:
         if ticket is not None:
@@ -152,6 +158,7 @@ class _CudaTransfers(Transfers):
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:
             self.settle()
+            self._pool.shrink()
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:

@@ -128,7 +128,9 @@ class Away:
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
         for share, part in _TRIES:
-            slower = Link(self.link.to_host * share, self.link.to_device * share)
+            slower = replace(
+                self.link, to_host=self.link.to_host * share, to_device=self.link.to_device * share
+            )
             budget, cuts = int(self.budget * part), sorted(self.cuts)
             seconds = max(0.1, self.left() / 6)
             result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)

@@ -25,6 +25,8 @@ class Link:
 
     to_host: float
     to_device: float
+    handover: float = 0.0
+    """Seconds that the computation itself spends on a copy: it says when that may start, and waits for it."""
 
 
 class Lanes:
@@ -47,6 +49,7 @@ class Lanes:
         """Queue a copy to the host."""
         if tensor not in held:
             raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
+        self._hand_over()
         start = max(self.now, self._out, self._coming.get(tensor, 0.0))
         self._out = start + self._seconds(tensor, out=True)
         self._sent[tensor] = self._on_host[tensor] = self._out
@@ -62,6 +65,7 @@ class Lanes:
         """Queue a copy back to the device."""
         if tensor not in self._on_host:
             raise PlanError(f"the program fetches {self._label(tensor)!r}, which was never sent")
+        self._hand_over()
         start = max(self.now, self._in, self._on_host[tensor])
         self._in = self._coming[tensor] = start + self._seconds(tensor, out=False)
 
@@ -73,6 +77,11 @@ class Lanes:
         waited, self._spoken_for = self._spoken_for, 0.0
         self.now += seconds
         return seconds + waited
+
+    def _hand_over(self) -> None:
+        if self.link is not None:
+            self._spoken_for += self.link.handover
+            self.now += self.link.handover
 
     def _wait(self, tensor: int, until: float) -> None:
         if until > self.now:

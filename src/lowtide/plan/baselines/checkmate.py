@@ -44,11 +44,12 @@ def checkmate(
     *,
     workspace_bytes: Sequence[int] = (),
     time_limit: float = TIME_LIMIT,
+    most_operators: int = MOST_OPERATORS,
 ) -> Program:
     """The optimum with operators in program order; a PlanError for larger steps, or where time runs out."""
-    if len(graph.ops) > MOST_OPERATORS:
+    if len(graph.ops) > most_operators:
         raise PlanError(
-            f"the step has {len(graph.ops)} operators; the integer program is for up to {MOST_OPERATORS}"
+            f"the step has {len(graph.ops)} operators; the integer program is for up to {most_operators}"
         )
 
     def plan(asked: int) -> Program:
