@@ -290,15 +290,20 @@ class _State:
         """Forward has succeeded: what it kept to restore is let go, and nothing of it may be missing."""
         self.live -= self.restorable
         for k, op in enumerate(self.graph.ops):
-            if op.phase is Phase.FORWARD and k not in self.ran:
+            if op.phase is Phase.FORWARD and k not in self.ran and not self._only_names(op):
                 self._wrong(f"is past the forward part, which never ran {op.label!r}")
         for tensor in self.graph.attributes.get("returned", ()):
             if tensor not in self.held or tensor in self.spoilt:
                 self._wrong(f"is past the forward part, which lacks {self.graph.tensors[tensor].label!r}")
 
+    def _only_names(self, op: Op) -> bool:
+        """Whether all an operator makes are views: who does not read them need not make them."""
+        return all(self.graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
+
     def end(self) -> None:
         """Every operator has run and every result is there."""
-        missing = [op.label for k, op in enumerate(self.graph.ops) if k not in self.ran]
+        ops = enumerate(self.graph.ops)
+        missing = [op.label for k, op in ops if k not in self.ran and not self._only_names(op)]
         if missing:
             raise PlanError(f"the program never runs {len(missing)} operators, {missing[0]!r} first")
         made = {t for op in self.graph.ops for t in op.outputs}
