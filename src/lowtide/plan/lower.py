@@ -117,10 +117,11 @@ class _Views:
 
 
 def _following(ops: Sequence[int]) -> list[int]:
-    """For each operator of a problem the graph's operator that it is, or that comes after it."""
-    found = list(ops)
-    for k in reversed(range(len(found) - 1)):
-        found[k] = found[k + 1] if found[k] < 0 else found[k]
+    """For each operator of a problem the first of the graph's operators that it is, or that come after it."""
+    found, first = list(ops), max(ops, default=0) + 1
+    for k in reversed(range(len(found))):
+        first = found[k] if 0 <= found[k] < first else first
+        found[k] = first
     return found
 
 

@@ -14,8 +14,10 @@ from lowtide.plan.infeasible import explained
 from lowtide.plan.lanes import Link
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, Decisions, Plan, Side
-from lowtide.plan.problem import build_problem
+from lowtide.plan.problem import Problem, build_problem
 from lowtide.plan.program import Program, Run, Send
+from lowtide.plan.reorder import early_order
+from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.simulate import simulate
 from lowtide.plan.smallest import smallest_budget
@@ -66,7 +68,7 @@ def make_plan(
     budget ``auto`` stands for. An InfeasibleError names the smallest budget that works; for a plan that was
     found, it is looked for in ``look_for_smallest`` more seconds.
     """
-    problem = build_problem(graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able)
+    problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     try:
@@ -88,6 +90,18 @@ def make_plan(
     return _plan(
         graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link
     )
+
+
+def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
+    """The problem, with storages released early where another order of the operators does that."""
+    workspace = costs.workspace_bytes
+    problem = build_problem(graph, costs.seconds, workspace_bytes=workspace, able=able)
+    order = early_order(problem)
+    if order == list(problem.ops):
+        return problem
+    other = build_problem(graph, costs.seconds, workspace_bytes=workspace, able=able, order=order)
+    before, after = evaluate(problem, ()), evaluate(other, ())
+    return other if after.peak <= before.peak and sum(after.live) < sum(before.live) else problem
 
 
 def _plan(
