@@ -8,9 +8,10 @@ from lowtide import read
 from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
 from lowtide.plan import portfolio as module
-from lowtide.plan.bounds import Cuts, smallest_conceivable
+from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
+from lowtide.plan.in_place import pointwise
 from lowtide.plan.pauses import as_events, with_pauses
 from lowtide.plan.problem import build_problem
 from lowtide.plan.schedule import evaluate
@@ -84,6 +85,19 @@ def test_the_unet_document_is_planned_to_proven_optima(unet, share, most):
     found = search(unet, int(PLAIN_PEAK * share), time_limit=60)
     assert (found.cost, found.bound, found.gap) == (most, most, 0.0)
     assert simulate(unet.graph, found.program).peak_bytes == found.peak <= int(PLAIN_PEAK * share)
+
+
+def test_the_unet_document_is_feasible_at_a_third_and_as_far_down_as_anything_can_be(unet):
+    graph = unet.graph
+    problem = build_problem(graph, unit_seconds(graph), able=pointwise(graph))
+    assert evaluate(problem, ()).peak == PLAIN_PEAK
+    known = smallest_budget(problem, time_limit=20)
+    assert known.budget <= 0.33 * PLAIN_PEAK
+    assert evaluate(problem, known.events).peak == known.budget
+    assert not surely_infeasible(problem, known.budget)
+    # 3% above the largest working set of one operator is out of reach, by less than 0.01%
+    assert known.budget < 1.0001 * 1.03 * known.floor
+    assert surely_infeasible(problem, int(1.03 * known.floor))
 
 
 def test_what_fits_is_stored(unet):

@@ -12,7 +12,10 @@ from lowtide.plan.cut import CutResult, solve_cuts
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, Outcome, evaluate, order
 
-__all__ = ["Cuts", "smallest_conceivable"]
+__all__ = ["Cuts", "smallest_conceivable", "surely_infeasible"]
+
+_HEAVY = 8
+"""So many operators have their own working sets looked at where a budget may be too small for any plan."""
 
 
 def smallest_conceivable(problem: Problem) -> int:
@@ -46,6 +49,20 @@ def working_sets(problem: Problem) -> list[int]:
             held.discard(s)
             staying -= problem.bytes[s]
     return found
+
+
+def surely_infeasible(problem: Problem, budget: int, *, seconds: float = 1.0) -> bool:
+    """Whether it can be proven that no schedule fits: around the instant with the largest working set.
+
+    What is held there leaves little to start from, and heavy operators that must run again right after find
+    no room beside what that instant has made.
+    """
+    sets = working_sets(problem)
+    most = max(range(len(sets)), key=sets.__getitem__)
+    cuts = [t for t in range(most, most + 3) if t < len(sets)]
+    able = [op for op in range(problem.split) if problem.again[op]]
+    heavy = sorted(able, key=lambda op: -sets[op])[:_HEAVY]
+    return not solve_cuts(problem, budget, cuts, nodes=1_000, seconds=seconds, heavy=heavy).feasible
 
 
 class Cuts:

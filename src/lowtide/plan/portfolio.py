@@ -3,7 +3,8 @@
 A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
-2. for all but large problems a short annealing, so that there is something to compare with;
+2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
+   the shortest path of step 6;
 3. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
 4. greedy by next use: nearly always feasible;
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 
 from lowtide.errors import InfeasibleError
 from lowtide.plan.anneal import Annealer
-from lowtide.plan.bounds import Cuts, smallest_conceivable
+from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.lower import lower
@@ -45,6 +46,8 @@ _LARGE = 300
 """From so many operators on, a cut program may leave a little open."""
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
+_TINY = 40
+"""Up to so many operators even before the cut programs."""
 _STATES = 30_000
 """Of which so many states may be visited."""
 _SLACK = 1e-4
@@ -191,13 +194,16 @@ class _Search:
         large = len(self.problem.ops) >= _LARGE
         if not large and not self.done():
             self.round(frozenset(), 100_000, seed=self.seed, hot=2.0, weight=max(16, self.median * 64))
+        small = len(self.problem.bytes) <= _SMALL
+        tiny = small and len(self.problem.ops) <= _TINY
+        if tiny and not self.done():
+            self.exactly(_STATES // 3)
         cuts = Cuts(self.problem, self.budget, self.plain)
         pool += self.solve_cuts(cuts, rounds=12, share=0.4 if large else 0.6)
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
             self.offer(pool[-1], "greedy")
-        small = len(self.problem.bytes) <= _SMALL
-        if small and not self.done():
+        if small and not tiny and not self.done():
             self.exactly(_STATES // 3)
         if not self.done():
             self.anneal(pool)
@@ -317,7 +323,7 @@ class _Search:
 
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
-        sure = self.impossible or self.budget < self.floor
+        sure = self.impossible or self.budget < self.floor or surely_infeasible(self.problem, self.budget)
         return refusal(self.problem, self.budget, sure=sure, seconds=max(2.0, self.left()), seed=self.seed)
 
 
