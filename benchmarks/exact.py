@@ -1,0 +1,156 @@
+"""The networks of the zoo inside budgets, each step compared with eager PyTorch bit for bit.
+
+    python benchmarks/exact.py [--device cuda] [NAME ...]
+
+Every network, at a size whose activations outweigh its parameters where it has one, at 70, 50, 35 and 25% of its plain
+peak, by recomputation alone and with offload; where no plan fits, once at the smallest budget for which one is known.
+On CUDA with deterministic kernels. Prints a table and stores it under benchmarks/results/ as exact-DEVICE.json and
+exact-DEVICE.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+
+from lowtide import zoo
+from lowtide.errors import InfeasibleError
+from lowtide.execute.compare import compare
+from lowtide.files import write_atomically
+from lowtide.graph import Graph
+from lowtide.plan.budget import parse_budget
+from lowtide.plan.lanes import Link
+from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.plan import Plan
+from plain import machine
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = (
+    "unet:base=4,batch=4,size=188",
+    "resnet50:batch=16,size=64,classes=10,width=16",
+    "resnet152:batch=16,size=64,classes=10,width=16",
+    "resnet50-inference:batch=16,size=64,classes=10,width=16",
+    "alexnet:batch=32,size=67",
+    "locallyconnected:batch=3,size=17,channels=4,classes=10",
+    "convpool",
+    "vgg19:batch=32,size=32,classes=10",
+    "densenet161:batch=8,size=64,classes=10,growth=24,layers=12",
+    "gpt2:batch=4,layers=4,width=64,heads=4,length=64,vocab=256",
+)
+SHARES = ("70%", "50%", "35%", "25%")
+MEANS = ("recompute", "recompute,offload")
+SECONDS = 1e-3
+
+
+def planned(graph: Graph, share: str, means: str, time_limit: float) -> tuple[Plan, bool]:
+    """A plan for operators that take a millisecond each; False: at the smallest budget that is known."""
+    costs = Costs((SECONDS,) * len(graph.ops))
+    size = sum(tensor.bytes for tensor in graph.tensors if tensor.alias is None)
+    rate = size / (SECONDS * len(graph.ops))  # all that there is, in the time of a step
+    options: dict[str, Any] = {"only": means.split(","), "link": Link(rate, rate), "time_limit": time_limit}
+    try:
+        return make_plan(graph, costs, parse_budget(share), **options), True
+    except InfeasibleError as error:
+        return make_plan(graph, costs, parse_budget(f"{error.smallest_budget}B"), **options), False
+
+
+def row(name: str, share: str, means: str, device: str, time_limit: float) -> dict[str, Any]:
+    """One comparison."""
+    torch._dynamo.reset()
+    built = zoo.build(name, device=device)
+    plans: list[tuple[Plan, bool]] = []
+
+    def planner(graph: Graph) -> Any:
+        plans.append(planned(graph, share, means, time_limit))
+        return plans[-1][0].program
+
+    found = compare(
+        built.model,
+        built.batch,
+        built.loss,
+        planner,
+        trains=built.trains,
+        update=built.ending if device == "cpu" else None,
+        repeats=0,
+        in_place=False,
+    )
+    plan, asked = plans[-1]
+    return {
+        "target": built.name,
+        "means": means,
+        "share": share,
+        "fits": asked,
+        "plain_bytes": plan.plain.peak_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "measured_bytes": found.measured.peak_bytes,
+        "predicted_bytes": found.predicted_peak_bytes,
+        "recomputed": plan.decisions.recomputed,
+        "offloaded": plan.decisions.offloaded,
+        "runs": found.runs,
+        "operators": found.operators,
+        "bitwise": found.bitwise,
+        "max_rel_grad_diff": found.max_rel_grad_diff,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as Markdown."""
+    lines = [
+        "| target | means | budget | runs | of operators | away | predicted/measured | bitwise |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for one in rows:
+        share = (
+            one["share"] if one["fits"] else f"{one['budget_bytes'] / one['plain_bytes']:.0%}, the smallest"
+        )
+        ratio = one["predicted_bytes"] / one["measured_bytes"]
+        same = "yes" if one["bitwise"] else f"no, {one['max_rel_grad_diff']:.1e}"
+        lines.append(
+            f"| `{one['target']}` | {one['means']} | {share} | {one['runs']} | {one['operators']} | "
+            f"{one['offloaded']} | {ratio:.4f} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--time-limit", type=float, default=2.0)
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    torch.use_deterministic_algorithms(chosen.device == "cuda")
+    rows = []
+    for name in chosen.names or TARGETS:
+        for means in MEANS:
+            for share in SHARES:
+                rows.append(row(name, share, means, chosen.device, chosen.time_limit))
+                sys.stderr.write(table(rows).splitlines()[-1] + "\n")
+                if not rows[-1]["fits"]:
+                    break
+    about = machine(chosen.device)
+    document = {"date": str(date.today()), "machine": about, "rows": rows}
+    where = ", ".join(f"{k} {v}" for k, v in about.items())
+    equal = sum(one["bitwise"] for one in rows)
+    text = (
+        f"# Steps inside budgets, bit for bit\n\n`python benchmarks/exact.py`, {date.today()}; {where}\n\n"
+        f"{equal} of {len(rows)} comparisons are bitwise equal to eager PyTorch in loss, gradients and buffers.\n\n"
+        f"{table(rows)}\n"
+    )
+    name = f"exact-{chosen.device}"
+    write_atomically(RESULTS / f"{name}.json", json.dumps(document, indent=1).encode() + b"\n")
+    write_atomically(RESULTS / f"{name}.md", text.encode())
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
