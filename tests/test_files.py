@@ -1,5 +1,9 @@
 import os
+import signal
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +88,68 @@ def test_outputs_that_are_one_file_are_refused(tmp_path):
     with pytest.raises(FileError, match="no folder"):
         check_outputs(tmp_path / "none" / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from lowtide.files import write_together
+kind, moment, *paths = sys.argv[1:]
+def die(*_, **__):
+    os.kill(os.getpid(), getattr(signal, kind))
+    signal.pause()
+def after(function):
+    def call(*args, **kwargs):
+        function(*args, **kwargs)
+        die()
+    return call
+if moment == "created":
+    os.fdopen = die
+elif moment == "written":
+    os.fsync = die
+elif moment == "before the move":
+    Path.replace = die
+elif moment == "after the move":
+    Path.replace = after(Path.replace)
+write_together([(path, b"new" * 100_000) for path in paths])
+"""
+
+
+def killed(kind, moment, *paths):
+    command = [sys.executable, "-c", WRITER, kind, moment, *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("moment", ["created", "written", "before the move", "after the move"])
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_a_writer_that_is_killed_leaves_whole_files_and_nothing_for_long(kind, moment, tmp_path):
+    path, other = tmp_path / "file", tmp_path / "file.json"
+    path.write_bytes(b"old")
+    other.write_bytes(b"old")
+    assert killed(kind, moment, path, other).returncode == -getattr(signal, kind)
+    whole = {b"old", b"new" * 100_000}
+    assert {path.read_bytes(), other.read_bytes()} <= whole
+    left = [p for p in tmp_path.iterdir() if p not in (path, other)]
+    assert bool(left) == (kind != "SIGINT")
+    write_together([(path, b"newer"), (other, b"newer")])
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"file": b"newer", "file.json": b"newer"}
+
+
+def test_what_another_writer_has_under_way_is_left_alone(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    replace = Path.replace
+
+    def meanwhile(part, target):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            write_atomically(path, b"in between")
+        assert path.read_bytes() == b"in between"
+        return replace(part, target)
+
+    (tmp_path / ".file.notes.part").write_bytes(b"somebody's own")
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    write_atomically(path, b"last")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "file": b"last",
+        ".file.notes.part": b"somebody's own",
+    }

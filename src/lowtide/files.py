@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from lowtide.errors import FileError
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system: what a killed writer leaves behind stays
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["MAX_FILE_BYTES", "check_outputs", "read_bytes", "write_atomically", "write_together"]
 
@@ -53,14 +60,18 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_together(files: Iterable[tuple[str | os.PathLike[str], bytes]]) -> None:
-    """Put each data at its path, all whole or none: written beside them first, then all moved there."""
+    """Put each data at its path, all whole or none: written beside them first, then all moved there.
+
+    A writer that is killed leaves each file as it was, or whole. What it had written beside them is removed
+    by the next one that writes there.
+    """
     with contextlib.ExitStack() as parts:
         moves: list[tuple[str | os.PathLike[str], Path, Path]] = []
         for path, data in files:
             target = _target(path)
+            _sweep(target)
             with _writing(path):
-                part = _part(target, data)
-            parts.callback(_gone, part)
+                part = _part(target, data, parts)
             moves.append((path, part, target))
         for path, part, target in moves:
             with _writing(path):
@@ -80,20 +91,53 @@ def _target(path: str | os.PathLike[str]) -> Path:
         return target
 
 
-def _part(target: Path, data: bytes) -> Path:
-    """A file with the data beside the target, with its permissions."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.chmod(_mode(target))
-    except BaseException:
-        _gone(part)
-        raise
+def _part(target: Path, data: bytes, parts: contextlib.ExitStack) -> Path:
+    """A file with the data beside the target, with its permissions; when the stack ends it is gone.
+
+    Until then it is locked: a part that nobody has locked is one whose writer was killed.
+    """
+    while True:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=_prefix(target), suffix=".part")
+        part = Path(name)
+        parts.callback(_gone, part)
+        file = parts.enter_context(os.fdopen(handle, "wb"))
+        locked = _locked(file, wait=True)
+        if part.exists():  # else it was taken for a dead one before it was locked
+            break
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+    part.chmod(_mode(target))
+    if not locked:
+        file.close()
     return part
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name[:100]}."
+
+
+def _sweep(target: Path) -> None:
+    """Remove parts of this target whose writers were killed."""
+    pattern = re.compile(re.escape(_prefix(target)) + r"[a-z0-9_]{8}\.part")
+    parts: list[Path] = []
+    with contextlib.suppress(OSError):
+        parts += [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for part in parts:
+        with contextlib.suppress(OSError):  # moved meanwhile, or not ours
+            if part.is_file() and not part.is_symlink():
+                with part.open("r+b") as file:
+                    if _locked(file, wait=False):
+                        part.unlink()
+
+
+def _locked(file: IO[bytes], *, wait: bool) -> bool:
+    """Whether the file is ours alone now, until it is closed."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # somebody has it, or the file system has no locks
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _gone(part: Path) -> None:
