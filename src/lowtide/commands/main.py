@@ -87,9 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         click.echo(f"Error: the output cannot be written: {error.strerror or error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = str(error.__cause__ or error)  # click ends the line and raises an error of its own
+        click.echo(f"Interrupted: {said}" if said else "Interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    except MemoryError:
+        click.echo("Error: the host has no memory left for this; free some, or take a smaller step", err=True)
+        sys.exit(EXIT_BAD_INPUT)
     sys.exit(0)
 
 

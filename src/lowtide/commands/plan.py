@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,29 +99,35 @@ def plan(
     source = _source(target, cost, device, means, fresh)
     options: dict[str, Any] = {"only": means, "time_limit": time_limit, "seed": seed}
     if sweeping:
-        found = sweep(
+        with _until_interrupted():
+            found = sweep(
+                source.graph,
+                source.costs,
+                able=source.able,
+                link=source.link,
+                beside_bytes=source.beside,
+                progress=lambda text: _say(text, as_json),
+                **options,
+            )
+        if found.interrupted:
+            _say("Interrupted: these are the budgets that were planned so far", False)
+        _show_sweep(found, source.name, output, as_json)
+        return
+    with _until_interrupted():
+        made = make_plan(
             source.graph,
             source.costs,
+            parse_budget(budget or ""),
             able=source.able,
             link=source.link,
             beside_bytes=source.beside,
-            progress=lambda text: _say(text, as_json),
+            free_bytes=source.free,
+            progress=None if as_json else _progress,
+            look_for_smallest=_SMALLEST_SECONDS,
             **options,
         )
-        _show_sweep(found, source.name, output, as_json)
-        return
-    made = make_plan(
-        source.graph,
-        source.costs,
-        parse_budget(budget or ""),
-        able=source.able,
-        link=source.link,
-        beside_bytes=source.beside,
-        free_bytes=source.free,
-        progress=None if as_json else _progress,
-        look_for_smallest=_SMALLEST_SECONDS,
-        **options,
-    )
+    if made.interrupted:
+        _say("Interrupted: this is the best plan that was found so far", False)
     if output is not None:
         write_document(output, made)
     if as_json:
@@ -129,6 +136,18 @@ def plan(
         click.echo(made.explain())
     else:
         click.echo("\n".join(made.explain().splitlines()[:5]))
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """While a search runs: ends the line of its progress; says what an interrupt without a result means."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("no plan was found yet, and nothing was written") from None
+    finally:
+        if sys.stderr.isatty():
+            click.echo("", err=True)
 
 
 def _source(target: str, cost: str | None, device: str | None, means: Sequence[str], fresh: bool) -> _Source:

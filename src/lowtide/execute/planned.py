@@ -104,7 +104,10 @@ class Planned:
             targets = [call.target for call in joint.calls]
             costs = costs_of(graph, targets, device_of(graph), None, "estimated")
             with contextlib.suppress(LowtideError):
-                return make_plan(graph, costs, Budget(bytes=free), beside_bytes=room.beside_bytes()).program
+                first = make_plan(graph, costs, Budget(bytes=free), beside_bytes=room.beside_bytes())
+                if first.interrupted:
+                    raise KeyboardInterrupt  # there is no plan for the user's budget yet
+                return first.program
             return plain
 
         return program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +101,10 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
             seed=settings.seed,
             progress=settings.progress,
         )
-        kept.store(plan)
+        if plan.interrupted:
+            warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)
+        else:
+            kept.store(plan)
     return plan
 
 

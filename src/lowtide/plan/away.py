@@ -93,9 +93,12 @@ class Away:
     def work(self) -> None:
         """The search itself."""
         if self.recomputing:
-            self.offer(
-                recompute_or_none(self.problem, self.budget, time_limit=self.time_limit * 0.2, seed=self.seed)
+            alone = recompute_or_none(
+                self.problem, self.budget, time_limit=self.time_limit * 0.2, seed=self.seed
             )
+            self.offer(alone)
+            if alone is not None and alone.interrupted:
+                raise KeyboardInterrupt
         self.grow()
         for away, events in self.candidates():
             if self.done():
@@ -173,7 +176,11 @@ class Away:
     def recomputed(self, problem: Problem, start: Iterable[Event], seconds: float) -> Found | None:
         """The best recomputation found for a problem with storages away."""
         limit = max(0.2, seconds)
-        return recompute_or_none(problem, self.budget, time_limit=limit, seed=self.seed, starts=[start])
+        found = recompute_or_none(problem, self.budget, time_limit=limit, seed=self.seed, starts=[start])
+        if found is not None and found.interrupted:  # it may be the best, and ends the whole search
+            self.offer(self.priced(found))
+            raise KeyboardInterrupt
+        return found
 
     def prune(self, found: Found, taken: list[Trip], away: Mapping[int, int]) -> None:
         """Leave out storages that are waited for longest, as long as that helps."""
@@ -186,10 +193,7 @@ class Away:
             taken = [trip for trip in taken if trip.storage not in staying]
             problem = with_trips(self.problem, taken)
             start = carried(found.problem, problem, found.events)
-            seconds = max(0.2, self.left() / 10)
-            other = recompute_or_none(
-                problem, self.budget, time_limit=seconds, seed=self.seed, starts=[start]
-            )
+            other = self.recomputed(problem, start, self.left() / 10)
             if other is None or other.problem is not problem:
                 return
             best = self.priced(other)

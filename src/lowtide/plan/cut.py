@@ -24,6 +24,7 @@ import numpy as np
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, held_at
+from lowtide.plan.solver import run_solver
 
 __all__ = ["CutResult", "solve_cuts"]
 
@@ -317,7 +318,7 @@ class _Program:
             solution = highspy.HighsSolution()
             solution.col_value = list(self.start(start))
             solver.setSolution(solution)
-        solver.run()
+        run_solver(solver)
         status = solver.getModelStatus()
         info = solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:

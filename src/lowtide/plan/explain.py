@@ -34,6 +34,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "
         f"the host; {d.in_place} operators in place"
     )
+    if plan.interrupted:
+        yield "search     interrupted: the best plan that was found so far"
     if plan.beside_bytes:
         yield f"beside     {format_bytes(plan.beside_bytes)} on the device that is no part of the step"
     yield from _table("made again, by the time it takes", _again(plan))

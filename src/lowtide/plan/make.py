@@ -66,7 +66,8 @@ def make_plan(
 
     ``able`` names operators that may run in place; ``link`` is needed for offload; ``free_bytes`` is what the
     budget ``auto`` stands for. An InfeasibleError names the smallest budget that works; for a plan that was
-    found, it is looked for in ``look_for_smallest`` more seconds.
+    found, it is looked for in ``look_for_smallest`` more seconds. An interrupt (Ctrl-C) gives the best plan
+    so far, if there is one.
     """
     problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes
@@ -83,9 +84,8 @@ def make_plan(
         )
     except InfeasibleError as error:
         raise explained(problem, error, size, beside_bytes, able) from None
-    if look_for_smallest and found.smallest.budget > found.smallest.floor:
-        better = smallest_budget(problem, time_limit=look_for_smallest, seed=seed)
-        found = replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
+    if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
+        found = _with_smallest(problem, found, look_for_smallest, seed)
     program = with_in_place(graph, found.program, able)
     return _plan(
         graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link
@@ -102,6 +102,15 @@ def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
     other = build_problem(graph, costs.seconds, workspace_bytes=workspace, able=able, order=order)
     before, after = evaluate(problem, ()), evaluate(other, ())
     return other if after.peak <= before.peak and sum(after.live) < sum(before.live) else problem
+
+
+def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) -> Found:
+    """The same, with the smallest budget that could be found; an interrupt ends the looking, not the plan."""
+    try:
+        better = smallest_budget(problem, time_limit=seconds, seed=seed)
+    except KeyboardInterrupt:
+        return replace(found, interrupted=True)
+    return replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
 
 
 def _plan(

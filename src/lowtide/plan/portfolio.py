@@ -155,13 +155,11 @@ class _Search:
                     raise
         return self
 
-    def offer(self, outcome: Outcome, method: str) -> bool:
-        """Take a schedule as the best if it is."""
-        if outcome.peak > self.budget or (self.best is not None and outcome.cost >= self.best.cost):
-            return False
-        self.best, self.method, self.paused = outcome, method, None
-        self.report()
-        return True
+    def offer(self, outcome: Outcome, method: str, paused: Problem | None = None) -> None:
+        """Take a schedule as the best if it is; ``paused`` is its problem, where that needs pauses."""
+        if outcome.peak <= self.budget and (self.best is None or outcome.cost < self.best.cost):
+            self.best, self.method, self.paused = outcome, method, paused
+            self.report()  # may end in an interrupt: the best is whole by now
 
     def report(self) -> None:
         """Tell whoever watches."""
@@ -221,8 +219,7 @@ class _Search:
         self.bound = max(self.bound, result.bound)
         if result.runs is not None:
             paused, events = as_events(self.problem, result.runs)
-            if self.offer(evaluate(paused, events), "exact"):
-                self.paused = paused
+            self.offer(evaluate(paused, events), "exact", paused)
         elif result.finished and known is None:
             self.impossible = True
 

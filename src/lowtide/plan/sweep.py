@@ -43,6 +43,8 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No plan exists below, as far as is proven."""
     cost: str
     only: tuple[str, ...]
+    interrupted: bool = False
+    """Whether Ctrl-C ended it: smaller budgets were not tried."""
     lowtide: Literal["sweep"] = "sweep"
     version: Literal[1] = 1
 
@@ -72,25 +74,34 @@ def sweep(
 
     A plan for a small budget keeps every larger one too: where it is faster than what was found for the
     larger one, it takes its place, so that less memory never means less time. Bounds are monotone likewise.
+    An interrupt (Ctrl-C) ends the sweep with the budgets so far, if there are any.
     """
     plans: list[Plan] = []
     floor = 0
     smallest: int | None = None
-    for share in sorted(shares, reverse=True):
-        progress(f"{share:.0%} …")
-        try:
-            plan = make_plan(
-                graph, costs, Budget(share=share), able=able, link=link, beside_bytes=beside_bytes, **options
-            )
-        except InfeasibleError as error:
-            smallest, floor = error.smallest_budget, error.floor
-            break
-        plans.append(plan)
-    if smallest is not None and (not plans or smallest < plans[-1].budget_bytes):
-        last = make_plan(
-            graph, costs, Budget(bytes=smallest), able=able, link=link, beside_bytes=beside_bytes, **options
+    interrupted = False
+
+    def plan_for(budget: Budget) -> None:
+        plans.append(
+            make_plan(graph, costs, budget, able=able, link=link, beside_bytes=beside_bytes, **options)
         )
-        plans.append(last)
+        if plans[-1].interrupted:  # the best for this budget, and no more budgets
+            raise KeyboardInterrupt
+
+    try:
+        for share in sorted(shares, reverse=True):
+            progress(f"{share:.0%} …")
+            try:
+                plan_for(Budget(share=share))
+            except InfeasibleError as error:
+                smallest, floor = error.smallest_budget, error.floor
+                break
+        if smallest is not None and (not plans or smallest < plans[-1].budget_bytes):
+            plan_for(Budget(bytes=smallest))
+    except KeyboardInterrupt:
+        interrupted = True
+        if not plans:
+            raise
     points = _monotone(plans)
     known = min(plan.smallest_budget_bytes for plan in plans)
     return Sweep(
@@ -100,6 +111,7 @@ def sweep(
         floor_bytes=floor,
         cost=costs.origin,
         only=tuple(plans[0].only),
+        interrupted=interrupted,
     )
 
 

@@ -26,6 +26,7 @@ from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import forward_count, kept_throughout, with_drops
 from lowtide.plan.program import Program
 from lowtide.plan.simulate import simulate
+from lowtide.plan.solver import run_solver
 from lowtide.units import format_bytes
 
 __all__ = ["MOST_OPERATORS", "checkmate"]
@@ -219,7 +220,7 @@ def _solved(model: _Staged, time_limit: float, budget: int) -> list[bool]:
     for name, value in (("output_flag", False), ("time_limit", time_limit), ("mip_rel_gap", 0.0)):
         solver.setOptionValue(name, value)
     solver.passModel(lp)
-    solver.run()
+    run_solver(solver)
     status = solver.getModelStatus()
     if status == highspy.HighsModelStatus.kInfeasible:
         raise PlanError(f"no plan in program order inside the budget of {format_bytes(budget)}")
