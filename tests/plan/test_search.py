@@ -1,5 +1,6 @@
 """Plans are inside their budget, no bound is above the optimum, and small problems are solved to it."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lowtide import read
 from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
+from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan import portfolio as module
 from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.exact import exact
@@ -159,3 +161,17 @@ def test_pauses_change_nothing_by_themselves(seed):
     moved = {(real[t], real[v]) for t, v in events}
     before, after = evaluate(problem, events), evaluate(paused, moved)
     assert (before.cost, before.peak) == (after.cost, after.peak)
+
+
+def test_the_shortest_path_keeps_its_deadline():
+    """Thirty storages of a size, half of which fit: there are too many ways to choose them."""
+    n = 30
+    tensors = (Tensor("x", 1, Role.INPUT), *(Tensor(f"a{k}", 10) for k in range(n)))
+    forward = tuple(Op(f"f{k}", "k", inputs=(0,), outputs=(k + 1,)) for k in range(n))
+    backward = tuple(Op(f"b{k}", "k", Phase.BACKWARD, inputs=(k + 1,)) for k in range(n))
+    problem = build_problem(Graph(tensors, forward + backward), [1.0] * (2 * n))
+    began = time.monotonic()
+    found = exact(problem, 10 * n // 2, states=10**9, deadline=began + 0.2)
+    assert not found.finished
+    assert not exact(problem, 10 * n // 2, states=1000).finished
+    assert time.monotonic() - began < 5

@@ -17,6 +17,8 @@ from lowtide.plan.problem import Problem
 __all__ = ["Exact", "exact"]
 
 _State = tuple[int, int]
+_SETS = 200
+"""What may be held is looked for in so many steps a state, all states together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,12 @@ class _Paths:
         self.kept = _mask(s for s, keep in enumerate(problem.kept) if keep)
         self.wanted = self._wanted()
         self._known: dict[int, int] = {0: 0}
+        self._left = 0
+        self._deadline: float | None = None
 
     def shortest(self, known: int | None, states: int, deadline: float | None) -> Exact:
         problem = self.problem
+        self._left, self._deadline = states * _SETS, deadline
         end = len(problem.ops)
         start = 0, _mask(s for s, p in enumerate(problem.producer) if p < 0 and problem.readers[s])
         costs: dict[_State, int] = {start: 0}
@@ -74,14 +79,20 @@ class _Paths:
                 continue
             seen.append(live)
             count += 1
-            if count > states or (deadline is not None and not count & 127 and time.monotonic() > deadline):
+            if count > states or (not count & 127 and self._late()):
                 return Exact(False, cost, None)
-            for price, then, op in self._steps(cost, *state):
+            steps = list(self._steps(cost, *state))
+            if self._left < 0:
+                return Exact(False, cost, None)
+            for price, then, op in steps:
                 if price < costs.get(then, price + 1):
                     costs[then] = price
                     came[then] = state, op
                     heapq.heappush(queue, (price, -then[0], then[1]))
         return Exact(True, 0 if known is None else known, None)
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
 
     def _steps(self, cost: int, instant: int, live: int) -> Iterator[tuple[int, _State, int]]:
         problem, wanted = self.problem, self.wanted
@@ -113,14 +124,15 @@ class _Paths:
                     yield (own | held) & ~gone
 
     def _largest(self, free: int, room: int) -> list[int]:
-        """The largest subsets of ``free`` that take at most ``room``."""
+        """The largest subsets of ``free`` that take at most ``room``; not all of them once work is up."""
         if self._bytes(free) <= room:
             return [free]
         sizes = self.problem.bytes
         items = sorted((s for s in range(free.bit_length()) if free >> s & 1), key=lambda s: -sizes[s])
         found: list[int] = []
         stack = [(0, 0, room, room + 1)]
-        while stack:
+        while stack and self._left >= 0:
+            self._left = -1 if not self._left & 4095 and self._late() else self._left - 1
             k, chosen, left, skipped = stack.pop()
             if k == len(items):
                 if skipped > left:
