@@ -10,11 +10,13 @@ import torch
 
 from lowtide.capture.joint import Joint
 from lowtide.cost.watch import Marker
+from lowtide.execute.exhausted import in_spite_of
 from lowtide.execute.in_place import refuse_in_place
 from lowtide.execute.lines import Frame, Line, Running, prepared
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.graph import Role
+from lowtide.plan.plan import Plan
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
 __all__ = ["Interpreter"]
@@ -47,6 +49,8 @@ class Interpreter:
         """Buffers and other updated inputs that backward reads: their value before the step is copied."""
         self.marker: Marker | None = None
         """Told before and after each operator runs, while somebody watches."""
+        self.plan: Plan | None = None
+        """What was promised, where somebody planned: running out of memory in spite of it is said so."""
         self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
         self._undisturbed = _before_first_update(joint, program)
         self._forward, self._backward = prepared(joint, program, self.states)
@@ -61,23 +65,27 @@ class Interpreter:
 
         That is tensors, then bytes on the host, then random states.
         """
-        joint = self.joint
-        frame = self._frame([None] * len(self.states))
-        table = frame.table
+        frame, snapshot = self._frame([None] * len(self.states)), Snapshot()
+        try:
+            return self._forward_in(frame, arguments, snapshot)
+        except BaseException as error:
+            try:
+                _let_go(error, frame)
+            finally:
+                snapshot.restore()
+            self._explain(error, "Parameters, buffers and gradients are as they were before the call")
+            raise
+
+    def _forward_in(self, frame: Frame, arguments: list[Any], snapshot: Snapshot) -> list[Any]:
+        joint, table = self.joint, frame.table
         for tensor, value in zip(joint.inputs, arguments, strict=True):
             if tensor is not None:
                 table[tensor] = value
         arguments.clear()
         before = {t: table[t].clone() for t in self.copied}
-        snapshot = Snapshot()
-        try:
-            self._run(self._forward[: self._undisturbed], frame)
-            snapshot.take([table[t] for t in self._early])
-            self._run(self._forward[self._undisturbed :], frame)
-        except BaseException:
-            snapshot.restore()
-            before.clear()
-            raise
+        self._run(self._forward[: self._undisturbed], frame)
+        snapshot.take([table[t] for t in self._early])
+        self._run(self._forward[self._undisturbed :], frame)
         for ticket in frame.incoming.values():  # backward, another call, reads it without a wait
             assert self._transfers is not None
             self._transfers.wait(ticket)
@@ -89,11 +97,20 @@ class Interpreter:
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
-        joint = self.joint
         kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
         given = list(arguments)
         arguments.clear()
         frame = self._frame(given[kept + sent : kept + sent + states])
+        try:
+            return self._backward_in(frame, given)
+        except BaseException as error:
+            _let_go(error, frame)
+            self._explain(error, "Parameters and gradients are as they were before backward")
+            raise
+
+    def _backward_in(self, frame: Frame, given: list[Any]) -> list[Any]:
+        joint = self.joint
+        kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
         for tensor, value in zip(self.saved, given[:kept], strict=True):
             frame.table[tensor] = value
         for tensor, host in zip(self.hosts, given[kept : kept + sent], strict=True):
@@ -111,6 +128,8 @@ class Interpreter:
         """Remember what backward must know of copies that are still under way."""
         if hosts and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             assert self._transfers is not None
+            for tensor in self.hosts:  # a copy that has failed is not handed on
+                self._transfers.wait(frame.sent[tensor][0])
             self._transfers.settle()  # somebody is going to look at what is saved
         for tensor, host in zip(self.hosts, hosts, strict=True):
             ticket, self._forms[tensor] = frame.sent[tensor]
@@ -126,22 +145,35 @@ class Interpreter:
 
     def _run(self, lines: Sequence[Line], frame: Frame) -> None:
         marker = self.marker
-        try:
-            for line in lines:
-                if marker is None or not isinstance(line, Running):
-                    line(frame)
-                    continue
-                marker.before(line.op)
-                try:
-                    line(frame)
-                finally:
-                    marker.after(line.op)
-                marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
-        except BaseException as error:
-            # whoever keeps the error keeps its frames: they must not keep the tensors of the step
-            traceback.clear_frames(error.__traceback__)
-            frame.clear()
-            raise
+        for line in lines:
+            if marker is None or not isinstance(line, Running):
+                line(frame)
+                continue
+            marker.before(line.op)
+            try:
+                line(frame)
+            finally:
+                marker.after(line.op)
+            marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
+
+    def _explain(self, error: BaseException, model: str) -> None:
+        """Raise what is to be said about an error of a planned step; ``model``: the state that it is in."""
+        if self.plan is not None:
+            told = in_spite_of(self.plan, error, _device(self.joint), model)
+            if told is not None:
+                raise told from error
+
+
+def _let_go(error: BaseException, frame: Frame) -> None:
+    """Whoever keeps an error keeps its frames: they must not keep the tensors of the step."""
+    traceback.clear_frames(error.__traceback__)
+    frame.clear()
+
+
+def _device(joint: Joint) -> torch.device:
+    """Where the step runs."""
+    devices = (value.device for value in joint.values)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 def _before_first_update(joint: Joint, program: Program) -> int:

@@ -35,10 +35,12 @@ class Frame:
 
     def clear(self) -> None:
         """Let go of everything, once nothing is under way."""
-        if self.transfers is not None:
-            self.transfers.settle()
-        for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
-            part.clear()
+        try:
+            if self.transfers is not None:
+                self.transfers.settle()
+        finally:
+            for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
+                part.clear()
 
 
 class Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.cost.watch import Marker
 from lowtide.errors import LowtideError, PlanError
+from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
 from lowtide.execute.room import Room
@@ -76,6 +78,12 @@ class Planned:
             try:
                 with _untouched(arguments, self._leaves, made[0].joint):
                     _step(measuring, arguments)
+            except Exception as error:
+                told = while_measuring(error, room.device)
+                if told is None:
+                    raise
+                traceback.clear_frames(error.__traceback__)
+                raise told from error
             finally:
                 made[0].marker = None
 
@@ -87,7 +95,10 @@ class Planned:
                 raise PlanError("the step was captured differently the second time; report this as a bug")
             return plan.program
 
-        ready = self._compiled(arguments, planned, lambda _: None)
+        def promise(interpreter: Interpreter) -> None:
+            interpreter.plan = plan
+
+        ready = self._compiled(arguments, planned, promise)
         if self._seen is not None:
             self._seen(plan)
         return ready

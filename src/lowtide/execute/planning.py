@@ -22,6 +22,7 @@ from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
 from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, LowtideError, PlanError
+from lowtide.execute.host import refuse_too_much
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.room import Room
 from lowtide.graph import Graph, Phase
@@ -105,6 +106,7 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
             warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)
         else:
             kept.store(plan)
+    refuse_too_much(graph, plan.program)
     return plan
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from lowtide.cost.probe import host_memory
+from lowtide.execute.host import available_bytes
 from lowtide.plan.memory import rounded
 
 __all__ = ["Room"]
@@ -39,7 +37,7 @@ class Room:
     def free_bytes(self) -> int:
         """What a step may take here in all, with its arguments and what is beside it, less a margin."""
         if self.device.type != "cuda":
-            return int(_available() * (1 - _MARGIN)) + self.argument_bytes
+            return int(available_bytes() * (1 - _MARGIN)) + self.argument_bytes
         free, _ = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int((free + held) * (1 - _MARGIN)) + torch.cuda.memory_allocated(self.device)
@@ -49,12 +47,3 @@ class Room:
         small = torch.ones(16, 16, device=self.device)
         torch.mm(small, small)
         torch.nn.functional.linear(small, small, small[0])
-
-
-def _available() -> int:
-    """Memory of the host that programs could still have."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return host_memory()  # where the system does not tell what is free: all there is

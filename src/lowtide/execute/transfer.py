@@ -9,6 +9,7 @@ direction copies to memory that PyTorch's allocator does not count, so that ever
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,14 @@ import numpy as np
 import torch
 
 from lowtide.errors import RunError
+from lowtide.execute.host import available_bytes
 from lowtide.execute.pinned import PinnedPool
 from lowtide.units import format_bytes
 
 __all__ = ["Form", "Transfers", "transfers"]
+
+_LOOKED_AT = 64 << 20
+"""From so many bytes on, what the host has left is looked at before more is taken from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,12 @@ class _CpuTransfers(Transfers):
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         flat = _bytes_of(tensor)
         host = _unpinned(flat.numel())
-        return host, self._out.submit(_copy, [host, flat])
+        return host, _started(self._out, _copy, [host, flat])
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8)
-        after = self._out.submit(_nothing) if sent is None else sent
-        return form.over(flat), self._in.submit(_copy, [flat, host], after)
+        after = _started(self._out, _nothing) if sent is None else sent
+        return form.over(flat), _started(self._in, _copy, [flat, host], after)
 
     def wait(self, ticket: Future[None] | None) -> None:
         if ticket is not None:
@@ -99,7 +104,14 @@ class _CpuTransfers(Transfers):
 
     def settle(self) -> None:
         for lane in (self._out, self._in):
-            lane.submit(int).result()
+            _started(lane, _nothing).result()
+
+
+def _started(lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> Future[None]:
+    try:
+        return lane.submit(work, *arguments)
+    except RuntimeError as error:
+        raise RunError(f"the host cannot start a thread to copy tensors with: {error}") from error
 
 
 def _nothing() -> None:
@@ -156,20 +168,32 @@ class _CudaTransfers(Transfers):
         """Pinned memory; where the host has none left, once what is under way has ended; else plain."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             self.settle()
             self._pool.shrink()
+            _give_back_unused()
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             return _unpinned(size)
+
+
+def _give_back_unused() -> None:
+    """Let PyTorch's pool give back pinned memory that nobody uses: blocks of other sizes, say."""
+    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
+        if hasattr(owner, name):  # its name and place changed with the releases
+            getattr(owner, name)()
+            return
 
 
 def _unpinned(size: int) -> torch.Tensor:
     try:
+        # a system that promises more than it has would end the process at the first write
+        if size >= _LOOKED_AT and size > available_bytes():
+            raise MemoryError
         return torch.from_numpy(np.empty(size, dtype=np.uint8))
     except MemoryError as error:
         raise RunError(
-            f"the host has no {format_bytes(size)} left to keep a tensor in; plan without offload "
-            "(--only recompute), or free memory on the host"
+            f"the host has no {format_bytes(size)} ({size} bytes) left to keep a tensor in; free memory "
+            "there, or plan without offload: only='recompute'. The next call works as soon as there is memory"
         ) from error

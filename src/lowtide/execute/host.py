@@ -1,0 +1,90 @@
+"""Memory of the host: what programs could still have, and what a plan takes of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lowtide.cost.probe import host_memory
+from lowtide.errors import RunError
+from lowtide.graph import Graph
+from lowtide.plan.program import Fetch, Program, Send
+from lowtide.units import format_bytes
+
+__all__ = ["available_bytes", "refuse_too_much"]
+
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_KINDS = {
+    "": ("", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    "memory": (
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+}
+"""Control groups of version 2 and 1: their folder, the limit, what is used, and what of that caches files."""
+
+
+def available_bytes() -> int:
+    """What the system, and the control groups that this process is in, could still give."""
+    return max(0, min([_of_system(), *_of_groups()]))
+
+
+def refuse_too_much(graph: Graph, program: Program) -> None:
+    """Raise a RunError where a program keeps more on the host at once than that has left.
+
+    A system that promises more memory than it has would end the process in the middle of a step.
+    """
+    held: dict[int, int] = {}
+    most = 0
+    for line in program.instructions:
+        if isinstance(line, Send):
+            tensor = graph.tensors[line.tensor]
+            held[line.tensor] = _pinned(tensor.bytes) if tensor.device.startswith("cuda") else tensor.bytes
+            most = max(most, sum(held.values()))
+        elif isinstance(line, Fetch):
+            held.pop(line.tensor, None)
+    left = available_bytes() if most else 0
+    if most > left:
+        raise RunError(
+            f"the plan keeps {format_bytes(most)} ({most} bytes) on the host at once, which has only "
+            f"{format_bytes(left)} left; free memory there, give a larger budget, or plan without offload: "
+            "only='recompute'"
+        )
+
+
+def _pinned(size: int) -> int:
+    """What PyTorch's pool takes for so many bytes: a power of two."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def _of_system() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return host_memory()  # where the system does not tell what is free: all there is
+
+
+def _of_groups() -> Iterator[int]:
+    """What containers and batch systems leave of their limits."""
+    with contextlib.suppress(OSError):
+        for line in _OWN.read_text().splitlines():
+            _, _, rest = line.partition(":")
+            kind, _, path = rest.partition(":")
+            if kind in _KINDS:
+                folder, limit, used, caches = _KINDS[kind]
+                base = _ROOT / folder
+                for group in (base / path.strip("/"), *(base / path.strip("/")).parents):
+                    if group.is_relative_to(base):
+                        yield from _left(group / limit, group / used, group / "memory.stat", caches)
+
+
+def _left(limit: Path, used: Path, statistics: Path, caches: tuple[str, ...]) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):  # no such file, or a limit of "max"
+        most, now = int(limit.read_text()), int(used.read_text())
+        figures = dict(line.split() for line in statistics.read_text().splitlines())
+        yield most - now + sum(int(figures.get(name, 0)) for name in caches)
