@@ -3,6 +3,9 @@
 import contextlib
 import copy
 import gc
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -405,3 +408,51 @@ def test_memory_that_others_took_before_a_fetch(offloaded, monkeypatch):
             loss.backward()
     expected = train(loss_of, copy.deepcopy(model), x)
     assert same(train(step, model, x), expected)
+
+
+FULL = """
+import copy, re, resource, torch
+from pathlib import Path
+from torch import nn
+from lowtide.errors import RunError
+from lowtide.execute.backend import compile_with
+from lowtide.plan.plain import offload_all
+
+torch.manual_seed(0)
+model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))
+x = torch.randn(40 * 4096, 64)  # 40 MiB
+
+def loss(model, x):
+    return model(x).square().mean()
+
+def left(step, model):
+    model.zero_grad()
+    step(model, x).backward()
+    return [*(p.grad for p in model.parameters()), *model.buffers()]
+
+step = torch.compile(loss, backend=lambda m, i: compile_with(m, i, offload_all), fullgraph=True)
+step(copy.deepcopy(model), x)
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+for more in (0, 30 << 20, 90 << 20, 150 << 20):
+    before = [t.clone() for t in model.state_dict().values()]
+    used = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, hard))
+    try:
+        step(model, x)
+    except (RunError, RuntimeError, MemoryError) as error:  # or the step's own memory ran out first
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        print(error)
+        assert all(map(torch.equal, before, model.state_dict().values()))
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+expected = left(loss, copy.deepcopy(model))
+assert all(map(torch.equal, left(step, model), expected))
+"""
+
+
+def test_a_host_whose_memory_is_limited():
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert "the host has no 40.00 MiB (41943040 bytes) left to keep a tensor in" in result.stdout
