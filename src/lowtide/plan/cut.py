@@ -24,7 +24,7 @@ import numpy as np
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, held_at
-from lowtide.plan.solver import run_solver
+from lowtide.plan.solver import new_solver, run_solver
 
 __all__ = ["CutResult", "solve_cuts"]
 
@@ -302,17 +302,8 @@ class _Program:
         model.a_matrix_.value_ = np.array(rows.values)
         kinds = highspy.HighsVarType
         model.integrality_ = [kinds.kInteger if top <= 1 else kinds.kContinuous for top in rows.upper]
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        for name, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("random_seed", 0),
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", max(_TOLERANCE / 2, slack * 1e4)),
-            ("mip_max_nodes", nodes),
-            ("time_limit", seconds),
-        ):
-            solver.setOptionValue(name, value)
+        gap = max(_TOLERANCE / 2, slack * 1e4)
+        solver = new_solver(threads=1, mip_abs_gap=gap, mip_max_nodes=nodes, time_limit=seconds)
         solver.passModel(model)
         if start is not None:
             solution = highspy.HighsSolution()

@@ -26,7 +26,7 @@ from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import forward_count, kept_throughout, with_drops
 from lowtide.plan.program import Program
 from lowtide.plan.simulate import simulate
-from lowtide.plan.solver import run_solver
+from lowtide.plan.solver import new_solver, run_solver
 from lowtide.units import format_bytes
 
 __all__ = ["MOST_OPERATORS", "checkmate"]
@@ -216,9 +216,7 @@ def _solved(model: _Staged, time_limit: float, budget: int) -> list[bool]:
     lp.a_matrix_.start_ = np.cumsum([0, *(len(terms) for terms, _ in model.rows)])
     lp.a_matrix_.index_ = np.array([column for terms, _ in model.rows for column, _ in terms], np.int32)
     lp.a_matrix_.value_ = np.array([factor for terms, _ in model.rows for _, factor in terms], float)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in (("output_flag", False), ("time_limit", time_limit), ("mip_rel_gap", 0.0)):
-        solver.setOptionValue(name, value)
+    solver = new_solver(time_limit=time_limit)
     solver.passModel(lp)
     run_solver(solver)
     status = solver.getModelStatus()
