@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lowtide.commands.main import main
 from tests.conftest import document_path
 
 DRIVER = """
@@ -103,3 +104,11 @@ def test_a_kill_leaves_the_old_file_and_a_second_run_works(kind, moment, tmp_pat
     assert plan(kind, "never", "--budget", "90%", "-o", str(path)).returncode == 0
     assert json.loads(path.read_text())["checked"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_host_without_memory_is_said_in_a_line(monkeypatch, capsys):
+    monkeypatch.setattr("lowtide.commands.show.read_file", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(SystemExit) as caught:
+        main(["show", str(document_path("000"))])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("Error: the host has no memory left")

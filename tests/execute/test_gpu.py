@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from lowtide import zoo
+from lowtide.errors import RunError
 from lowtide.execute.backend import PROGRAMS
 from lowtide.execute.compare import compare
+from lowtide.execute.fit import fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,3 +42,30 @@ def test_a_step_is_bitwise_equal_and_never_takes_more_than_predicted(target, pro
     found = compare(built.model, built.batch, built.loss, PROGRAMS[program], repeats=1)
     assert found.bitwise
     assert found.measured.peak_bytes <= found.predicted_peak_bytes <= found.measured.peak_bytes * 1.02
+
+
+def test_memory_that_somebody_else_holds_is_said_and_the_next_step_works():
+    built = zoo.build("unet:base=16,batch=2,size=284", device="cuda")
+    step = fit(built.loss, built.model, *built.batch, budget="60%", time_limit=2)
+
+    def left():
+        built.model.zero_grad()
+        torch.manual_seed(0)
+        loss = step(built.model, *built.batch)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in built.model.parameters())]
+
+    expected = left()
+    built.model.zero_grad()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (4 << 20)) / total)
+        with pytest.raises(
+            RunError, match="Somebody else holds memory.* of the device other programs"
+        ) as caught:
+            left()
+        assert isinstance(caught.value, torch.OutOfMemoryError)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(map(torch.equal, left(), expected))

@@ -104,7 +104,7 @@ def test_a_full_host_is_said_clearly(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(transfer.np, "empty", full)
-    with pytest.raises(RunError, match="the host has no 4.00 KiB left"):
+    with pytest.raises(RunError, match=r"the host has no 4.00 KiB \(4096 bytes\) left"):
         transfers(torch.device("cpu")).send(torch.ones(1024))
 
 

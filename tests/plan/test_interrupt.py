@@ -10,6 +10,7 @@ import pytest
 
 from lowtide import read
 from lowtide.cost.unit import unit_seconds
+from lowtide.errors import PlanError
 from lowtide.plan import away, bounds, portfolio, sweep
 from lowtide.plan import make as making
 from lowtide.plan.bounds import smallest_conceivable
@@ -182,3 +183,9 @@ def test_what_the_solver_raises_is_raised():
     solver.run = lambda: (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError):
         run_solver(solver)
+
+
+def test_a_host_without_memory_is_said(unet, monkeypatch):
+    monkeypatch.setattr(portfolio._Search, "work", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(PlanError, match="the host has no memory left"):
+        make_plan(unet, unit(unet), Budget(share=0.5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from lowtide.errors import InfeasibleError
+from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
@@ -84,6 +84,8 @@ def make_plan(
         )
     except InfeasibleError as error:
         raise explained(problem, error, size, beside_bytes, able) from None
+    except MemoryError as error:
+        raise PlanError("the host has no memory left to search for a plan in; free some") from error
     if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
         found = _with_smallest(problem, found, look_for_smallest, seed)
     program = with_in_place(graph, found.program, able)
