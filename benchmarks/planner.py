@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,24 @@ from lowtide.cost.estimate import estimate  # noqa: E402
 from lowtide.cost.unit import unit_seconds  # noqa: E402
 from lowtide.errors import InfeasibleError, PlanError  # noqa: E402
 from lowtide.files import write_atomically  # noqa: E402
-from lowtide.plan.baselines import run_seconds  # noqa: E402
+from lowtide.plan.baselines import BASELINES, run_seconds  # noqa: E402
 from lowtide.plan.baselines.checkmate import checkmate  # noqa: E402
 from lowtide.plan.bounds import smallest_conceivable  # noqa: E402
 from lowtide.plan.check import check  # noqa: E402
+from lowtide.plan.in_place import pointwise  # noqa: E402
 from lowtide.plan.problem import Problem, build_problem  # noqa: E402
+from lowtide.plan.reorder import early_order  # noqa: E402
 from lowtide.plan.schedule import evaluate  # noqa: E402
 from lowtide.plan.search import Found, Link, search  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
 ZOO = ["unet", "alexnet", "vgg19", "resnet50", "resnet152", "gpt2", "densenet161:batch=8"]
+ZOO += ["locallyconnected", "convpool"]
+SHARES = [0.7, 0.5, 0.35, 0.25]
+RIVALS = ("keep-all", "chen", "lower-sets", "dtr")
 H200 = Device(Environment("H200", "cuda"), {"float32": 5e13}, 4e12, 4e-6, 141 << 30)
-LINK = Link(51 * 2**30, 51 * 2**30)
+LINK = Link(51 * 2**30, 51 * 2**30, 5e-6)
 
 
 def planned(
@@ -144,7 +150,23 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "| what | value |\n| --- | ---: |\n" + "".join(f"| {what} | {value} |\n" for what, value in lines)
 
 
-def curve(problem: Problem, name: str, shares: list[float], **options: Any) -> list[dict[str, Any]]:
+def cheapest_rival(problem: Problem, budget: int, names: Sequence[str]) -> tuple[str, float] | None:
+    """The fastest of the planners of others, and what it adds to the plain step."""
+    graph = problem.graph
+    seconds = [0.0] * len(graph.ops)
+    for op, spent in zip(problem.ops, problem.time, strict=True):
+        seconds[op] = problem.seconds(spent)
+    found = []
+    for name in names:
+        with suppress(PlanError):
+            program = BASELINES[name](graph, seconds, budget)
+            found.append((run_seconds(program, seconds) / sum(seconds) - 1, name))
+    return (min(found)[1], min(found)[0]) if found else None
+
+
+def curve(
+    problem: Problem, name: str, shares: list[float], *, rivals: Sequence[str] = (), **options: Any
+) -> list[dict[str, Any]]:
     peak = evaluate(problem, ()).peak
     rows = []
     for share in shares:
@@ -156,23 +178,28 @@ def curve(problem: Problem, name: str, shares: list[float], **options: Any) -> l
             total = problem.total_time
             row |= {"cost": found.cost, "overhead": found.cost / total, "bound": found.bound / total}
             row |= {"gap": found.gap, "seconds": found.solve_seconds, "method": found.method}
+        if rivals:
+            row["rival"] = cheapest_rival(problem, int(peak * share), rivals)
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    text = "| step | operators | budget | overhead | bound | gap | seconds | by |\n"
-    text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n"
+    text = "| step | operators | budget | overhead | bound | gap | seconds | by | best of others |\n"
+    text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |\n"
     for row in rows:
-        head = f"| `{row['step']}` | {row['operators']} | {row['share']:.0%} |"
+        head = f"| `{row['step']}` | {row['operators']} | {row['share']:.1%} |"
+        rival = "none fits" if "rival" in row else ""
+        rival = "{} {:.2%}".format(*row["rival"]) if row.get("rival") else rival
         if "cost" not in row:
             text += (
-                f"{head} | | | | no plan; smallest known {row['smallest']:.1%}, floor {row['floor']:.1%} |\n"
+                f"{head} | | | | no plan; smallest known {row['smallest']:.1%}, "
+                f"none below {row['floor']:.1%} | {rival} |\n"
             )
             continue
         text += f"{head} {row['overhead']:.2%} | {row['bound']:.2%} | {row['gap']:.2%} |"
-        text += f" {row['seconds']:.1f} | {row['method']} |\n"
+        text += f" {row['seconds']:.1f} | {row['method']} | {rival} |\n"
     return text
 
 
@@ -186,7 +213,9 @@ def captured(target: str) -> Problem:
     built = zoo.build(target)
     graph = capture(built.loss, built.model, *built.batch).step.graph
     costs = estimate(graph, H200)
-    return build_problem(graph, [float(c.seconds.value) if c.seconds else 0.0 for c in costs])
+    seconds = [float(c.seconds.value) if c.seconds else 0.0 for c in costs]
+    problem = build_problem(graph, seconds)
+    return build_problem(graph, seconds, order=early_order(problem))
 
 
 def main() -> None:
@@ -206,16 +235,17 @@ def main() -> None:
         text = summary(rows)
     elif options.part == "document":
         graph = read(DOCUMENT).step.graph
-        problem = build_problem(graph, unit_seconds(graph))
-        rows = curve(problem, "000", [0.9, 0.7, 0.5, 0.4, 0.35, 0.331])
+        problem = build_problem(graph, unit_seconds(graph), able=pointwise(graph))
+        shares = [0.9, 0.7, 0.5, 0.4, 0.35, 0.33, 1.03 * smallest_conceivable(problem) / 7_329_956_112]
+        rows = curve(problem, "000", shares, rivals=[*RIVALS, "lower-sets-exact"])
         text = table(rows)
     else:
         rows = []
         for target in options.targets or ZOO:
             problem = captured(target)
-            rows += curve(problem, target, [0.7, 0.5, 0.35, 0.25])
+            rows += curve(problem, target, SHARES, rivals=RIVALS)
             both = {"only": {"recompute", "offload"}, "link": LINK}
-            rows += curve(problem, f"{target}, offload too", [0.7, 0.5, 0.35], **both)
+            rows += curve(problem, f"{target}, offload too", SHARES, **both)
         text = table(rows)
     told = f"Python {platform.python_version()}, lowtide {__version__}, {platform.machine()}"
     command = " ".join(["python benchmarks/planner.py", *sys.argv[1:]])

@@ -25,6 +25,9 @@ from lowtide.plan.smallest import smallest_budget
 __all__ = ["Costs", "make_plan", "plain_peak"]
 
 
+_ROUNDING = 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What operators take, and where the figures come from."""
@@ -142,7 +145,7 @@ def _plan(
         predicted=Side(timeline.peak_bytes + beside, planned),
         overhead=(planned - everything) / base,
         bound=Bound(bound, found.bound_seconds / base),
-        gap=max(0.0, planned - bound) / planned if planned and found.gap > 0 else 0.0,
+        gap=_gap(planned, bound),
         smallest_budget_bytes=found.smallest.budget + beside,
         decisions=_decisions(graph, program),
         solve_seconds=found.solve_seconds,
@@ -158,6 +161,12 @@ def _plan(
         able=able,
         interrupted=found.interrupted,
     )
+
+
+def _gap(planned: float, bound: float) -> float:
+    """What may be left to gain, as a share of the planned time; rounding is none."""
+    left = max(0.0, planned - bound)
+    return left / planned if left > _ROUNDING * planned else 0.0
 
 
 def _decisions(graph: Graph, program: Program) -> Decisions:
