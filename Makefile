@@ -34,7 +34,8 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS)
 
 bench: setup
-	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo

@@ -160,6 +160,7 @@ def _plan(
         seconds=costs.seconds,
         able=able,
         interrupted=found.interrupted,
+        link=link,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from lowtide.graph import Graph
+from lowtide.plan.lanes import Link
 from lowtide.plan.program import Program
 
 __all__ = ["Bound", "Decisions", "Plan", "Side"]
@@ -65,6 +66,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     able: tuple[int, ...] = ()
     """Operators that may run in place."""
     interrupted: bool = False
+    link: Link | None = None
+    """The rates of copies to the host that the times were predicted with."""
     lowtide: Literal["plan"] = "plan"
     version: Literal[1] = 1
 

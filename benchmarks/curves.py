@@ -1,0 +1,123 @@
+"""Trade-off curves: what a budget costs, from all the memory of the plain step down to the smallest that works.
+
+    python benchmarks/curves.py [--name NAME] [--time-limit 10] FILE_OR_TARGET ...
+
+A FILE is a plan as `lowtide plan TARGET --budget 100% --only recompute,offload -o FILE` writes it, on this machine or
+another: its operators, their times and the link are taken as they are. A TARGET is planned here first. Stores the curves
+as curves-NAME.json and a picture as curves-NAME.svg under benchmarks/results/; what budgets.py has measured of the same
+networks is drawn as points. The picture needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from lowtide.documents import read_document
+from lowtide.files import write_atomically
+from lowtide.plan.make import Costs
+from lowtide.plan.plan import Plan
+from lowtide.plan.sweep import Sweep, sweep
+
+RESULTS = Path(__file__).parent / "results"
+MEANS = (("recompute",), ("recompute", "offload"))
+COLOURS = {"recompute": "#1f6f8b", "recompute,offload": "#c8553d"}
+
+
+def base_of(source: str) -> Plan:
+    """The plan of the plain step."""
+    if Path(source).is_file():
+        return read_document(source, Plan)
+    from lowtide import fit, zoo
+    from lowtide.cost.probe import best_device
+
+    built = zoo.build(source, device=best_device())
+    return fit(built.loss, built.model, *built.batch, budget="100%", only="recompute,offload").plan
+
+
+def curve(base: Plan, only: tuple[str, ...], time_limit: float) -> Sweep:
+    """All budgets with these means."""
+    return sweep(
+        base.graph,
+        Costs(base.seconds, base.workspace_bytes, base.cost),
+        able=base.able,
+        link=base.link if "offload" in only else None,
+        beside_bytes=base.beside_bytes,
+        only=only,
+        time_limit=time_limit,
+        progress=lambda text: sys.stderr.write(f"{','.join(only)} {text}\n"),
+    )
+
+
+def measured(name: str, results: Path) -> list[tuple[float, float, str]]:
+    """Peak in GiB, time over eager, and the way, of what was run of this network."""
+    rows = json.loads(results.read_text())["rows"] if results.is_file() else []
+    return [
+        (row["measured"]["peak_bytes"] / 2**30, row["ratio"], row["way"])
+        for row in rows
+        if row["target"] == name and "measured" in row
+    ]
+
+
+def picture(curves: dict[str, dict[str, Any]], path: Path, results: Path) -> None:
+    """One panel a network: peak against time, bounds dashed."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "lowtide"
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(curves), figsize=(5.2 * len(curves), 4.2), squeeze=False)
+    for panel, (name, by_means) in zip(panels[0], curves.items(), strict=True):
+        for means, found in by_means.items():
+            memory = [point["budget_bytes"] / 2**30 for point in found["points"]]
+            for key, style, word in (("overhead", "-o", "planned"), ("bound_overhead", "--", "bound")):
+                times = [1 + point[key] for point in found["points"]]
+                label = f"{means.replace(',', ' and ')}, {word}"
+                panel.plot(memory, times, style, color=COLOURS[means], markersize=3.5, label=label)
+        points = measured(name, results)
+        limit = 1.15 * max(1 + p["overhead"] for f in by_means.values() for p in f["points"])
+        for memory, ratio, way in points:
+            mark = "D" if way.startswith("lowtide") else "x"
+            if ratio <= limit or mark == "D":
+                panel.plot([memory], [ratio], mark, color="black", markersize=5)
+                panel.annotate(way.removeprefix("lowtide "), (memory, ratio), fontsize=6, xytext=(4, 3),
+                               textcoords="offset points")  # fmt: skip
+        panel.set_title(name)
+        panel.set_xlabel("peak memory, GiB")
+        panel.set_ylabel("time of a step, over the plain step")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Plan, store, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--name", default="cpu")
+    parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--draw-only", action="store_true", help="draw the curves that are stored")
+    parser.add_argument("sources", nargs="*", metavar="FILE_OR_TARGET")
+    chosen = parser.parse_args()
+    stored = RESULTS / f"curves-{chosen.name}.json"
+    if chosen.draw_only:
+        curves = json.loads(stored.read_text())["curves"]
+    else:
+        curves = {}
+        for source in chosen.sources:
+            base = base_of(source)
+            name = Path(source).stem if Path(source).is_file() else source
+            curves[name] = {",".join(only): curve(base, only, chosen.time_limit).as_json() for only in MEANS}
+        command = f"python benchmarks/curves.py --name {chosen.name}"
+        document = {"date": str(date.today()), "command": command, "curves": curves}
+        write_atomically(stored, json.dumps(document, indent=1).encode() + b"\n")
+    picture(curves, RESULTS / f"curves-{chosen.name}.svg", RESULTS / f"budgets-{chosen.name}.json")
+
+
+if __name__ == "__main__":
+    main()
