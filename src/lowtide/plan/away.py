@@ -93,9 +93,7 @@ class Away:
     def work(self) -> None:
         """The search itself."""
         if self.recomputing:
-            alone = recompute_or_none(
-                self.problem, self.budget, time_limit=self.time_limit * 0.2, seed=self.seed
-            )
+            alone = recompute_or_none(self.problem, self.budget, effort=self.time_limit * 0.2, seed=self.seed)
             self.offer(alone)
             if alone is not None and alone.interrupted:
                 raise KeyboardInterrupt
@@ -111,7 +109,7 @@ class Away:
         for _ in range(_ROUNDS):
             if self.done():
                 return
-            seconds = max(0.2, min(self.left() * 0.3, self.time_limit * 0.15))
+            seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
             result = solve_cuts(
                 self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.link
             )
@@ -135,7 +133,7 @@ class Away:
                 self.link, to_host=self.link.to_host * share, to_device=self.link.to_device * share
             )
             budget, cuts = int(self.budget * part), sorted(self.cuts)
-            seconds = max(0.1, self.left() / 6)
+            seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
             result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
             yield result.away, result.events or ()
         peak = max(self.cuts, key=self.plain.live.__getitem__)
@@ -160,7 +158,7 @@ class Away:
         """Plan recomputation beside the trips."""
         problem = with_trips(self.problem, taken)
         start = carried(self.problem, problem, events)
-        found = self.recomputed(problem, start, self.left() / 6)
+        found = self.recomputed(problem, start, 0.1)
         if found is None:
             return
         priced = self.priced(found)
@@ -173,10 +171,12 @@ class Away:
             priced, taken = min((priced, taken), relaxed, key=lambda one: one[0].cost)
         self.prune(priced, taken, away)
 
-    def recomputed(self, problem: Problem, start: Iterable[Event], seconds: float) -> Found | None:
-        """The best recomputation found for a problem with storages away."""
-        limit = max(0.2, seconds)
-        found = recompute_or_none(problem, self.budget, time_limit=limit, seed=self.seed, starts=[start])
+    def recomputed(self, problem: Problem, start: Iterable[Event], share: float) -> Found | None:
+        """The best recomputation found, with a share of the time limit, for a problem with storages away."""
+        effort = max(0.2, share * self.time_limit)
+        found = recompute_or_none(
+            problem, self.budget, effort=effort, left=self.left(), seed=self.seed, starts=[start]
+        )
         if found is not None and found.interrupted:  # it may be the best, and ends the whole search
             self.offer(self.priced(found))
             raise KeyboardInterrupt
@@ -193,7 +193,7 @@ class Away:
             taken = [trip for trip in taken if trip.storage not in staying]
             problem = with_trips(self.problem, taken)
             start = carried(found.problem, problem, found.events)
-            other = self.recomputed(problem, start, self.left() / 10)
+            other = self.recomputed(problem, start, 0.05)
             if other is None or other.problem is not problem:
                 return
             best = self.priced(other)

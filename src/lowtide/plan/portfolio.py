@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from lowtide.errors import InfeasibleError
 from lowtide.plan.anneal import Annealer
@@ -112,10 +113,19 @@ def recompute(
 
 
 def recompute_or_none(
-    problem: Problem, budget: int, *, time_limit: float, seed: int = 0, starts: Iterable[Iterable[Event]] = ()
+    problem: Problem,
+    budget: int,
+    *,
+    effort: float,
+    left: float = inf,
+    seed: int = 0,
+    starts: Iterable[Iterable[Event]] = (),
 ) -> Found | None:
-    """The same, without looking for what would work where nothing is found."""
-    run = _Search(problem, budget, time_limit, seed, None).searched(starts)
+    """The same, without looking for what would work where nothing is found.
+
+    As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
+    """
+    run = _Search(problem, budget, min(effort, max(left, 0.2)), seed, None, effort).searched(starts)
     return None if run.best is None else run.found()
 
 
@@ -126,6 +136,8 @@ class _Search:
     time_limit: float
     seed: int
     progress: Progress | None
+    effort: float = 0.0
+    """Seconds that the number of moves is for; the time limit if 0."""
     began: float = field(default_factory=time.monotonic)
     best: Outcome | None = None
     method: str = ""
@@ -255,7 +267,7 @@ class _Search:
     def anneal(self, pool: list[Outcome]) -> None:
         """Anneal from each start, then again and again from the best."""
         n = len(self.problem.ops)
-        moves = max(20_000, int(_WORK * min(1.0, self.time_limit / 10)) // max(n, 60) // 8)
+        moves = max(20_000, int(_WORK * min(1.0, (self.effort or self.time_limit) / 10)) // max(n, 60) // 8)
         starts = {outcome.events: None for outcome in [*pool, self.plain]}
         weight = max(16, self.median * 64)
         ends: list[tuple[int, int, frozenset[Event]]] = []
