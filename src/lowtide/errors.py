@@ -59,13 +59,17 @@ class PlanError(LowtideError):
 class InfeasibleError(PlanError):
     """A budget that is too small; says which one works.
 
-    ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists.
+    ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
+    ``proven`` says that none exists for the budget that was asked for.
     """
 
-    def __init__(self, problem: str, *, budget: int, smallest_budget: int, floor: int) -> None:
+    def __init__(
+        self, problem: str, *, budget: int, smallest_budget: int, floor: int, proven: bool = False
+    ) -> None:
         self.budget = budget
         self.smallest_budget = smallest_budget
         self.floor = floor
+        self.proven = proven
         super().__init__(problem)
 
 

@@ -187,7 +187,8 @@ class _Program:
         for s, column in self.keep[window + 1].items():
             producer = problem.producer[s]
             fetched = cut <= problem.back[s] <= self.cuts[window + 1]
-            if fetched or (s not in keep and producer != cut) or not problem.bytes[s]:
+            made_here = producer == cut and not problem.again[cut]
+            if fetched or not (s in keep or made_here) or not problem.bytes[s]:
                 continue
             if producer not in redo:
                 across[s] = column

@@ -31,7 +31,8 @@ def explained(
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
-        f"no plan fits {format_bytes(budget)} ({budget} bytes); the smallest budget with a plan is "
+        f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
+        f"({budget} bytes); the smallest budget with a plan is "
         f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(error.floor + beside)}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
@@ -43,4 +44,10 @@ def explained(
     lines.append(
         "what would help: a smaller batch or image, half precision, cutting the largest operators into tiles"
     )
-    return InfeasibleError("\n".join(lines), budget=budget, smallest_budget=known, floor=error.floor + beside)
+    return InfeasibleError(
+        "\n".join(lines),
+        budget=budget,
+        smallest_budget=known,
+        floor=error.floor + beside,
+        proven=error.proven,
+    )

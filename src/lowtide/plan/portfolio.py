@@ -47,6 +47,8 @@ _LARGE = 300
 """From so many operators on, a cut program may leave a little open."""
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
+_RESERVE = 0.2
+"""Of the time limit, for the lowest peak where nothing is found before."""
 _TINY = 40
 """Up to so many operators even before the cut programs."""
 _STATES = 30_000
@@ -109,7 +111,10 @@ def recompute(
     starts: Iterable[Iterable[Event]] = (),
 ) -> Found:
     """The cheapest schedule of recomputation found inside ``budget`` bytes."""
-    return _Search(problem, budget, time_limit, seed, progress).searched(starts).found()
+    run = _Search(problem, budget, time_limit, seed, progress).searched(starts)
+    if run.best is None and not run.impossible and budget >= run.floor:
+        run.at_the_limit()
+    return run.found()
 
 
 def recompute_or_none(
@@ -125,7 +130,7 @@ def recompute_or_none(
 
     As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
     """
-    run = _Search(problem, budget, min(effort, max(left, 0.2)), seed, None, effort).searched(starts)
+    run = _Search(problem, budget, min(effort, max(left, 0.2)), seed, None, effort=effort).searched(starts)
     return None if run.best is None else run.found()
 
 
@@ -136,6 +141,8 @@ class _Search:
     time_limit: float
     seed: int
     progress: Progress | None
+    lowest: Smallest | None = None
+    """The lowest peak, where it was looked for."""
     effort: float = 0.0
     """Seconds that the number of moves is for; the time limit if 0."""
     began: float = field(default_factory=time.monotonic)
@@ -167,6 +174,12 @@ class _Search:
                     raise
         return self
 
+    def at_the_limit(self) -> None:
+        """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
+        known = self.lowest = smallest_budget(self.problem, time_limit=max(2.0, self.left()), seed=self.seed)
+        if known.budget <= self.budget:
+            self.offer(evaluate(self.problem, known.events), "lowest peak")
+
     def offer(self, outcome: Outcome, method: str, paused: Problem | None = None) -> None:
         """Take a schedule as the best if it is; ``paused`` is its problem, where that needs pauses."""
         if outcome.peak <= self.budget and (self.best is None or outcome.cost < self.best.cost):
@@ -193,7 +206,8 @@ class _Search:
         slack = int((_SLACK if large else _ROUNDING) * self.problem.total_time)
         if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
             return True
-        self.late = self.late or self.left() <= 0
+        reserve = _RESERVE * self.time_limit if self.best is None else 0.0
+        self.late = self.late or self.left() <= reserve
         return self.late
 
     def work(self, starts: Iterable[Iterable[Event]]) -> None:
@@ -332,18 +346,19 @@ class _Search:
 
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
-        sure = self.impossible or self.budget < self.floor or surely_infeasible(self.problem, self.budget)
-        return refusal(self.problem, self.budget, sure=sure, seconds=max(2.0, self.left()), seed=self.seed)
+        proven = self.impossible or self.budget < self.floor or surely_infeasible(self.problem, self.budget)
+        known = self.lowest or smallest_budget(self.problem, time_limit=2.0, seed=self.seed)
+        return refusal(self.problem, self.budget, known, proven=proven)
 
 
-def refusal(problem: Problem, budget: int, *, sure: bool, seconds: float, seed: int) -> InfeasibleError:
+def refusal(problem: Problem, budget: int, known: Smallest, *, proven: bool) -> InfeasibleError:
     """What to say where no plan was found: the smallest budget for which there is one."""
-    known = smallest_budget(problem, time_limit=seconds, seed=seed)
-    text = "no plan fits" if sure else "no plan was found for"
+    text = "no plan fits" if proven else "no plan was found for"
     return InfeasibleError(
         f"{text} {format_bytes(budget)}; the smallest budget with a plan is "
         f"{format_bytes(known.budget)} ({known.budget} bytes)",
         budget=budget,
         smallest_budget=known.budget,
         floor=smallest_conceivable(problem),
+        proven=proven,
     )

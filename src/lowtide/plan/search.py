@@ -14,6 +14,7 @@ from lowtide.plan.lanes import Link
 from lowtide.plan.portfolio import Found, Progress, recompute, refusal
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event
+from lowtide.plan.smallest import smallest_budget
 
 __all__ = ["Found", "Link", "Progress", "search"]
 
@@ -46,7 +47,10 @@ def search(
         return recompute(problem, budget, time_limit=time_limit, seed=seed, progress=progress, starts=starts)
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
-    best, _, sure = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
+    best, _, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
     if best is None:
-        raise refusal(problem, budget, sure=sure, seconds=2.0, seed=seed)
+        known = smallest_budget(problem, time_limit=2.0, seed=seed)
+        if known.budget <= budget:
+            return recompute(problem, budget, time_limit=1.0, seed=seed, starts=[known.events])
+        raise refusal(problem, budget, known, proven=proven)
     return best
