@@ -15,9 +15,11 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,26 @@ def captured(target: str) -> Problem:
     return build_problem(graph, seconds, order=early_order(problem))
 
 
+def network(target: str) -> list[dict[str, Any]]:
+    """One network at all budgets, with and without offload."""
+    problem = captured(target)
+    both = {"only": {"recompute", "offload"}, "link": LINK}
+    return [
+        *curve(problem, target, SHARES, rivals=RIVALS),
+        *curve(problem, f"{target}, offload too", SHARES, **both),
+    ]
+
+
+def spread(
+    work: Callable[[Any], list[dict[str, Any]]], items: Iterable[Any], jobs: int
+) -> list[dict[str, Any]]:
+    """The rows of every item in order, from so many processes."""
+    if jobs == 1:
+        return [row for item in items for row in work(item)]
+    with ProcessPoolExecutor(jobs) as pool:
+        return [row for rows in pool.map(work, items) for row in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -227,11 +249,13 @@ def main() -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--forward")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side, each with one core")
     options = parser.parse_args()
     if options.part in ("small", "medium"):
         count, forward, cases = (300, "3,9", small) if options.part == "small" else (60, "10,25", medium)
         low, high = (int(k) for k in (options.forward or forward).split(","))
-        rows = cases(options.count or count, (low, high), options.first)
+        seeds = range(options.first, options.first + (options.count or count))
+        rows = spread(partial(cases, 1, (low, high)), seeds, options.jobs)
         text = summary(rows)
     elif options.part == "document":
         graph = read(DOCUMENT).step.graph
@@ -240,12 +264,7 @@ def main() -> None:
         rows = curve(problem, "000", shares, rivals=[*RIVALS, "lower-sets-exact"])
         text = table(rows)
     else:
-        rows = []
-        for target in options.targets or ZOO:
-            problem = captured(target)
-            rows += curve(problem, target, SHARES, rivals=RIVALS)
-            both = {"only": {"recompute", "offload"}, "link": LINK}
-            rows += curve(problem, f"{target}, offload too", SHARES, **both)
+        rows = spread(network, options.targets or ZOO, options.jobs)
         text = table(rows)
     told = f"Python {platform.python_version()}, lowtide {__version__}, {platform.machine()}"
     command = " ".join(["python benchmarks/planner.py", *sys.argv[1:]])
