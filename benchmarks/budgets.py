@@ -73,9 +73,8 @@ def rival(target: str, name: str, device: str, repeats: int) -> dict[str, Any]:
     """Another way to run the step: its peak and time, beside those of eager."""
     torch._dynamo.reset()
     built = zoo.build(target, device=device)
-    step = RIVALS[name](built)
     eager = _timed(lambda: built.loss(built.model, *built.batch), built.model, repeats)
-    theirs = _timed(step, built.model, repeats)
+    theirs = _timed(RIVALS[name](built), built.model, repeats)
     return {
         "target": built.name,
         "way": name,
@@ -130,7 +129,10 @@ def _checkpointed(built: Any) -> Callable[[], Any]:
     """Every block of the network checkpointed by hand."""
     from torch.utils.checkpoint import checkpoint
 
-    for block in _blocks(built.model):
+    blocks = _blocks(built.model)
+    if not blocks:
+        raise RuntimeError("the network has no blocks to checkpoint")
+    for block in blocks:
         forward = block.forward
         block.forward = lambda *args, _forward=forward: checkpoint(_forward, *args, use_reentrant=False)
     return lambda: built.loss(built.model, *built.batch)
@@ -138,8 +140,7 @@ def _checkpointed(built: Any) -> Callable[[], Any]:
 
 def _blocks(model: Any) -> list[Any]:
     lists = [m for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
-    found = [block for part in lists for block in part.children() if list(block.children())]
-    return found or list(model.children())
+    return [block for part in lists for block in part.children() if list(block.children())]
 
 
 RIVALS: dict[str, Callable[[Any], Callable[[], Any]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ _CALL_SECONDS = 0.02
 _REPEATS = 5
 _LAUNCHES = 300
 _COPIES = 100
+_BESIDE = 100
+"""Operators that the device works at while copies are timed: for longer than one takes."""
 _BUFFER_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
@@ -152,13 +155,30 @@ def _launch(device: torch.device) -> float:
 
 
 def _links(device: torch.device) -> tuple[float, float]:
-    """Bytes a second from pinned memory of the host to the device, and back."""
+    """Bytes a second from pinned memory of the host to the device, and back, while the device is at work."""
+    cuda: Any = torch.cuda
     size = min(_buffer_bytes(device), 256 << 20)
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
-    up = _seconds(device, lambda: there.copy_(host, non_blocking=True))
-    down = _seconds(device, lambda: host.copy_(there, non_blocking=True))
-    return size / up, size / down
+    work = torch.ones(1 << 26, device=device)
+    lane = cuda.Stream(device)
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> float:
+        samples: list[float] = []
+        for _ in range(_REPEATS + 1):
+            cuda.synchronize()
+            start, end = timing_event(), timing_event()
+            for _ in range(_BESIDE):
+                work.add_(1.0)
+            with cuda.stream(lane):
+                start.record()
+                target.copy_(source, non_blocking=True)
+                end.record()
+            cuda.synchronize()
+            samples.append(start.elapsed_time(end) / 1e3)
+        return statistics.median(samples[1:])
+
+    return size / copied(there, host), size / copied(host, there)
 
 
 def _handover(device: torch.device) -> float:

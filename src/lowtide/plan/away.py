@@ -25,6 +25,8 @@ from lowtide.plan.simulate import simulate
 
 __all__ = ["with_offload"]
 
+_LARGE = 1000
+"""From so many operators on, recomputation alone gets half of the time."""
 _ROUNDS = 6
 """So often the cut program may grow."""
 _TRIES = (
@@ -93,7 +95,8 @@ class Away:
     def work(self) -> None:
         """The search itself."""
         if self.recomputing:
-            alone = recompute_or_none(self.problem, self.budget, effort=self.time_limit * 0.2, seed=self.seed)
+            effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE else 0.5)
+            alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
             self.offer(alone)
             if alone is not None and alone.interrupted:
                 raise KeyboardInterrupt
@@ -109,7 +112,8 @@ class Away:
         for _ in range(_ROUNDS):
             if self.done():
                 return
-            seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
+            share = 0.15 if self.bound else 0.3
+            seconds = max(0.2, min(self.left(), self.time_limit * share))
             result = solve_cuts(
                 self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.link
             )
@@ -151,6 +155,8 @@ class Away:
         self.complete(wished, away, events)
         if live[worst] <= self.budget:
             return -1
+        if self.done():
+            return worst
         self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
         return worst
 
@@ -169,7 +175,8 @@ class Away:
         if relaxed is not None:
             self.offer(relaxed[0])
             priced, taken = min((priced, taken), relaxed, key=lambda one: one[0].cost)
-        self.prune(priced, taken, away)
+        if not self.done():
+            self.prune(priced, taken, away)
 
     def recomputed(self, problem: Problem, start: Iterable[Event], share: float) -> Found | None:
         """The best recomputation found, with a share of the time limit, for a problem with storages away."""

@@ -221,7 +221,7 @@ class _Search:
         small = len(self.problem.bytes) <= _SMALL
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
-            self.exactly(_STATES // 3)
+            self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
         cuts = Cuts(self.problem, self.budget, self.plain)
         pool += self.solve_cuts(cuts, rounds=12, share=0.4 if large else 0.6)
         if not self.done():
