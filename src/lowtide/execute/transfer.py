@@ -119,11 +119,14 @@ def _nothing() -> None:
 
 
 def _copy(pair: list[torch.Tensor], after: Future[None] | None = None) -> None:
-    """Copy the second tensor to the first, and hold neither once the copy is known to have ended."""
+    """Copy the second tensor to the first, and hold neither once the copy is known to have ended.
+
+    Autograd may keep the first one already, and must not take the copy for a change of it.
+    """
     if after is not None:
         after.result()
     source, target = pair.pop(), pair.pop()
-    target.copy_(source)
+    np.copyto(target.numpy(), source.numpy())
 
 
 class _CudaTransfers(Transfers):
