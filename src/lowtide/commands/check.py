@@ -25,7 +25,13 @@ def check(file: str, as_json: bool) -> None:
     plan = read_document(file, Plan)
     graph = validate(plan.graph)
     budget = plan.budget_bytes - plan.beside_bytes
-    found = check_program(graph, plan.program, budget=budget, workspace_bytes=plan.workspace_bytes)
+    found = check_program(
+        graph,
+        plan.program,
+        budget=budget,
+        workspace_bytes=plan.workspace_bytes,
+        offload=plan.offload,
+    )
     peak = found.peak_bytes + plan.beside_bytes
     view = {
         "file": file,

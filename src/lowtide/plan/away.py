@@ -94,7 +94,7 @@ class Away:
 
     def work(self) -> None:
         """The search itself."""
-        if self.recomputing:
+        if self.recomputing or self.plain.peak <= self.budget:
             effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE else 0.5)
             alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
             self.offer(alone)
@@ -136,7 +136,7 @@ class Away:
             slower = replace(
                 self.link, to_host=self.link.to_host * share, to_device=self.link.to_device * share
             )
-            budget, cuts = int(self.budget * part), sorted(self.cuts)
+            budget, cuts = max(1, int(self.budget * part)), sorted(self.cuts)
             seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
             result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
             yield result.away, result.events or ()

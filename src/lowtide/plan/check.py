@@ -2,12 +2,13 @@
 
 Shares no code with the planners, nor with the simulation that they trust. It plays the instructions one by
 one: who holds what, on which storage, with which value; which copies are on their way; how many bytes that
-takes. Values have versions: an operator must read what it would read in program order.
+takes. Values have versions: an operator must read what it would read in program order. A leaf may be dropped
+only where its kind may leave, once it was sent, and must be back when the step ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
@@ -19,6 +20,7 @@ __all__ = ["Checked", "check"]
 
 _CUDA_GRANULE = 512
 _GENERATOR_STATE = 5056
+_MAY_LEAVE = {"parameters": Role.PARAMETER, "optimizer": Role.OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,18 @@ class Checked:
 
 
 def check(
-    graph: Graph, program: Program, *, budget: int | None = None, workspace_bytes: Sequence[int] = ()
+    graph: Graph,
+    program: Program,
+    *,
+    budget: int | None = None,
+    workspace_bytes: Sequence[int] = (),
+    offload: Collection[str] = (),
 ) -> Checked:
-    """Play the Program; a PlanError names the first instruction that is wrong, and why."""
-    state = _State(graph, program, workspace_bytes)
+    """Play the Program; a PlanError names the first instruction that is wrong, and why.
+
+    ``offload`` names the kinds of leaves that may leave the device: ``parameters``, ``optimizer``.
+    """
+    state = _State(graph, program, workspace_bytes, offload)
     for place, line in enumerate(program.instructions):
         state.place = place
         if place == len(program.forward):
@@ -75,7 +85,9 @@ class _Storage:
 
 
 class _State:
-    def __init__(self, graph: Graph, program: Program, workspace: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, program: Program, workspace: Sequence[int], offload: Collection[str]
+    ) -> None:
         self.graph, self.program, self.workspace = graph, program, workspace
         self.place = self.runs = self.live = self.peak = self.peak_at = 0
         self.on_host: dict[int, int] = {}
@@ -90,6 +102,9 @@ class _State:
         self.leaf = [graph.tensors[r].role in RESIDENT_ROLES for r in self.root]
         self.wanted_version = _versions(graph, self.root)
         self.stay = self._stay()
+        self.may_leave = self._may_leave(offload)
+        self.gone: set[int] = set()
+        """Leaves whose memory is not on the device."""
         made = {t for op in graph.ops for t in op.outputs}
         for t, tensor in enumerate(graph.tensors):
             if self.root[t] == t and (tensor.role in RESIDENT_ROLES or t not in made):
@@ -140,6 +155,16 @@ class _State:
             if tensor.gradient_of is not None and tensors[tensor.gradient_of].role in RESIDENT_ROLES:
                 stay.add(t)
         return stay
+
+    def _may_leave(self, offload: Collection[str]) -> set[int]:
+        graph = self.graph
+        roles = {_MAY_LEAVE[name] for name in offload if name in _MAY_LEAVE}
+        changed = {self.root[t] for t in graph.attributes.get("updated", ())}
+        for op in graph.ops:
+            changed |= {self.root[t] for t in op.outputs if t in op.inputs}
+        shown = {self.root[t] for t in graph.attributes.get("returned", ())}
+        able = (t for t, tensor in enumerate(graph.tensors) if tensor.role in roles and self.root[t] == t)
+        return {t for t in able if t not in changed and t not in shown}
 
     # what runs beside the program
 
@@ -221,6 +246,8 @@ class _State:
                 self._wrong(f"{op.label!r} reads {label!r}, which is not there")
             if tensor in self.spoilt:
                 self._wrong(f"{op.label!r} reads {label!r}, which was written over")
+            if self.root[tensor] in self.gone:
+                self._wrong(f"{op.label!r} reads {label!r}, which is on the host")
             if self.leaf[tensor]:
                 continue  # an updated leaf is read as it was: its old value is kept
             wanted = self.wanted_version.get((index, self.root[tensor]), 0)
@@ -253,10 +280,23 @@ class _State:
         label = self.graph.tensors[tensor].label
         if tensor not in self.held:
             self._wrong(f"drops {label!r}, which is not there")
+        if tensor in self.may_leave:
+            self._leave(tensor, label)
+            return
         if tensor in self.stay:
             self._wrong(f"drops {label!r}, which must stay")
         self.sending.discard(tensor)
         self._let_go(tensor)
+
+    def _leave(self, leaf: int, label: str) -> None:
+        """A leaf's memory is free, whoever has a name for it."""
+        if leaf not in self.on_host:
+            self._wrong(f"drops {label!r}, which was not sent to the host")
+        if leaf in self.gone:
+            self._wrong(f"drops {label!r}, which is on the host")
+        self.gone.add(leaf)
+        self.sending.discard(leaf)
+        self.live -= self.held[leaf].bytes
 
     def _let_go(self, tensor: int) -> None:
         storage = self.held.pop(tensor, None)
@@ -268,8 +308,10 @@ class _State:
             self.live -= storage.bytes
 
     def send(self, tensor: int) -> None:
-        if tensor not in self.held or tensor in self.spoilt:
+        if tensor not in self.held or tensor in self.spoilt or self.root[tensor] in self.gone:
             self._wrong(f"sends tensor {tensor} to the host, which is not there")
+        if self.leaf[tensor] and tensor not in self.may_leave:
+            self._wrong(f"sends {self.graph.tensors[tensor].label!r} to the host, which must stay")
         if tensor not in self.on_host:
             self.host_bytes += self._size(tensor)
             self.most_on_host = max(self.most_on_host, self.host_bytes)
@@ -279,6 +321,11 @@ class _State:
     def fetch(self, tensor: int) -> None:
         if tensor not in self.on_host:
             self._wrong(f"fetches tensor {tensor}, which was not sent")
+        if tensor in self.gone:
+            self.gone.discard(tensor)
+            self.live += self.held[tensor].bytes
+            self._mark(0)
+            return
         if tensor in self.held:
             self._wrong(f"fetches {self.graph.tensors[tensor].label!r}, which is there")
         storage = self._new(tensor)
@@ -306,6 +353,9 @@ class _State:
         missing = [op.label for k, op in ops if k not in self.ran and not self._only_names(op)]
         if missing:
             raise PlanError(f"the program never runs {len(missing)} operators, {missing[0]!r} first")
+        if self.gone:
+            label = self.graph.tensors[min(self.gone)].label
+            raise PlanError(f"the program ends with {label!r} on the host")
         made = {t for op in self.graph.ops for t in op.outputs}
         for tensor in self.stay & made:
             if tensor not in self.held or tensor in self.spoilt:

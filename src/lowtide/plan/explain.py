@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lowtide.graph import Graph, Tensor
+from lowtide.graph import RESIDENT_ROLES, Graph, Role, Tensor
+from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Fetch, Program, Run, Send
@@ -36,13 +37,24 @@ def _lines(plan: Plan) -> Iterator[str]:
     )
     if plan.interrupted:
         yield "search     interrupted: the best plan that was found so far"
-    if plan.beside_bytes:
-        yield f"beside     {format_bytes(plan.beside_bytes)} on the device that is no part of the step"
+    if plan.resident_bytes:
+        yield f"resident   {format_bytes(plan.resident_bytes)}: {', '.join(_resident(plan))}"
     yield from _table("made again, by the time it takes", _again(plan))
     yield from _table("sent to the host", _away(plan))
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
+
+
+def _resident(plan: Plan) -> Iterator[str]:
+    """What is on the device whatever is planned, by kind; what may leave is said to."""
+    may_leave = {MOVABLE[name] for name in plan.offload}
+    for role in sorted(RESIDENT_ROLES, key=list(Role).index):
+        own = [t for t in plan.graph.tensors if t.role is role and t.alias is None]
+        if size := sum(map(allocated_bytes, own)):
+            yield f"{role.value} {format_bytes(size)}" + (" (may leave)" if role in may_leave else "")
+    if plan.beside_bytes:
+        yield f"beside the step {format_bytes(plan.beside_bytes)}"
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> Iterator[str]:

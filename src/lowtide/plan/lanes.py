@@ -9,7 +9,7 @@ Each copy lane works first in, first out, beside the operators.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
@@ -45,19 +45,19 @@ class Lanes:
         self.waited: dict[int, float] = {}
         """Seconds that were spent waiting for copies of each tensor."""
 
-    def send(self, tensor: int, held: Collection[int]) -> None:
+    def send(self, tensor: int, is_here: Callable[[int], bool]) -> None:
         """Queue a copy to the host."""
-        if tensor not in held:
+        if not is_here(tensor):
             raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
         self._hand_over()
         start = max(self.now, self._out, self._coming.get(tensor, 0.0))
         self._out = start + self._seconds(tensor, out=True)
         self._sent[tensor] = self._on_host[tensor] = self._out
 
-    def drop(self, tensors: Iterable[int], held: Collection[int]) -> None:
+    def drop(self, tensors: Iterable[int], is_here: Callable[[int], bool]) -> None:
         """Wait for copies of what is let go of."""
         for tensor in tensors:
-            if tensor in self._sent and tensor not in held:
+            if tensor in self._sent and not is_here(tensor):
                 self._wait(tensor, self._sent.pop(tensor))
             self._coming.pop(tensor, None)
 

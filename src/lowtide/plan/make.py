@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from math import ceil
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.graph import Graph, Phase
+from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.infeasible import explained
 from lowtide.plan.lanes import Link
+from lowtide.plan.leaves import movable, streamed, with_absences
+from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, Decisions, Plan, Side
 from lowtide.plan.problem import Problem, build_problem
@@ -21,6 +24,7 @@ from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.simulate import simulate
 from lowtide.plan.smallest import smallest_budget
+from lowtide.units import format_bytes
 
 __all__ = ["Costs", "make_plan", "plain_peak"]
 
@@ -64,6 +68,9 @@ def make_plan(
     seed: int = 0,
     progress: Progress | None = None,
     look_for_smallest: float = 0.0,
+    offload: Collection[str] = (),
+    pinned: Collection[int] = (),
+    crossing: bool = True,
 ) -> Plan:
     """The fastest Program found whose peak, with what is beside it on the device, stays inside the budget.
 
@@ -71,30 +78,133 @@ def make_plan(
     budget ``auto`` stands for. An InfeasibleError names the smallest budget that works; for a plan that was
     found, it is looked for in ``look_for_smallest`` more seconds. An interrupt (Ctrl-C) gives the best plan
     so far, if there is one.
+
+    ``offload`` says which leaves may leave the device, ``pinned`` which of them may not after all, and
+    ``crossing`` whether they may be away between forward and backward.
     """
     problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
-    try:
-        found = search(
-            problem,
-            size - beside_bytes,
-            time_limit=time_limit,
-            seed=seed,
-            progress=progress,
-            only=only,
-            link=link,
-        )
-    except InfeasibleError as error:
-        raise explained(problem, error, size, beside_bytes, able) from None
-    except MemoryError as error:
-        raise PlanError("the host has no memory left to search for a plan in; free some") from error
+    asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
+    chosen = [(), *_sets(graph, movable(graph, offload, pinned))]
+    tried: list[_Tried] = []
+    refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
+    for leaves in chosen:
+        there, bound = streamed(problem, leaves, crossing=crossing) if leaves else problem, 0
+        try:
+            found = search(
+                there,
+                size - beside_bytes,
+                time_limit=time_limit / len(chosen),
+                seed=seed,
+                progress=progress,
+                only=only,
+                link=link,
+            )
+            bound = found.bound
+            tried.append(_with_leaves_away(there, costs, found, leaves, asked, crossing=crossing))
+        except InfeasibleError as error:
+            refused.append((there, error, leaves))
+        except MemoryError as error:
+            raise PlanError("the host has no memory left to search for a plan in; free some") from error
+        if tried and tried[-1].found.interrupted:
+            break
+    if not tried:
+        raise _refused(*refused[-1], asked)
+    best = min(tried, key=lambda one: one.seconds)
+    if leaves != chosen[-1]:  # only where all of them may leave the bound holds for any plan
+        bound = 0
+    found = replace(best.found, bound=min(bound, best.found.cost))
     if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
-        found = _with_smallest(problem, found, look_for_smallest, seed)
-    program = with_in_place(graph, found.program, able)
-    return _plan(
-        graph, costs, found, program, size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link
+        found = _with_smallest(best.problem, found, look_for_smallest, seed)
+    return _plan(graph, costs, found, best.program, asked)
+
+
+def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Which leaves may leave in each try: optimiser state alone, which nobody reads, then all."""
+    state = tuple(leaf for leaf in leaves if graph.tensors[leaf].role is Role.OPTIMIZER)
+    return [one for one in dict.fromkeys((state, leaves)) if one]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a plan was made for."""
+
+    budget: int
+    plain_peak: int
+    only: tuple[str, ...]
+    beside: int
+    able: tuple[int, ...]
+    link: Link | None
+    offload: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A program inside the budget, with what it takes."""
+
+    problem: Problem
+    found: Found
+    program: Program
+    seconds: float
+
+
+def _with_leaves_away(
+    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], asked: _Asked, *, crossing: bool
+) -> _Tried:
+    """The program that was found, with leaves away where that is what keeps it inside the budget."""
+    graph = problem.graph
+    budget, workspace = asked.budget - asked.beside, costs.workspace_bytes
+    program = with_in_place(graph, found.program, asked.able)
+    if leaves:
+        program = with_absences(
+            graph,
+            program,
+            leaves,
+            budget,
+            workspace_bytes=workspace,
+            seconds=costs.seconds,
+            link=asked.link,
+            crossing=crossing,
+        )
+    timeline = simulate(graph, program, workspace_bytes=workspace, seconds=costs.seconds, link=asked.link)
+    if timeline.peak_bytes > budget:
+        floor = _at_the_end(problem)
+        raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
+    seconds = sum(timeline.seconds)
+    if leaves:
+        waited = (seconds - sum(costs.seconds)) * found.problem.scale * (1 - 1e-9)
+        smallest = max(found.smallest.budget, _at_the_end(problem))
+        found = replace(
+            found,
+            cost=max(found.cost, ceil(waited)),
+            method=f"{found.method}, leaves away",
+            smallest=replace(found.smallest, budget=smallest),
+        )
+    return _Tried(problem, found, program, seconds)
+
+
+def _at_the_end(problem: Problem) -> int:
+    """Bytes when the step ends: leaves, all of them back, gradients and results."""
+    back = problem.graph.tensors
+    leaves = sum(allocated_bytes(t) for t in back if t.role in RESIDENT_ROLES and t.alias is None)
+    kept = zip(problem.bytes, problem.kept, strict=True)
+    return leaves + sum(size for size, stays in kept if stays)
+
+
+def _refused(
+    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], asked: _Asked
+) -> InfeasibleError:
+    """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
+    end = _at_the_end(there) + asked.beside
+    told = explained(there, error, asked.budget, asked.beside, asked.able)
+    if not leaves or end <= told.smallest_budget:
+        return told
+    said = (
+        f"no plan fits {format_bytes(asked.budget)} ({asked.budget} bytes): when the step ends, all that "
+        f"left is back beside the gradients, which takes {format_bytes(end)} ({end} bytes)"
     )
+    return InfeasibleError(said, budget=asked.budget, smallest_budget=end, floor=max(end, told.floor))
 
 
 def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
@@ -115,33 +225,28 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
         better = smallest_budget(problem, time_limit=seconds, seed=seed)
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
+    better = replace(better, budget=max(better.budget, _at_the_end(problem)))
     return replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
 
 
-def _plan(
-    graph: Graph,
-    costs: Costs,
-    found: Found,
-    program: Program,
-    budget: int,
-    peak: int,
-    only: tuple[str, ...],
-    beside: int,
-    able: tuple[int, ...],
-    link: Link | None,
-) -> Plan:
-    timeline = simulate(
-        graph, program, workspace_bytes=costs.workspace_bytes, seconds=costs.seconds, link=link
+def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _Asked) -> Plan:
+    workspace, beside = costs.workspace_bytes, asked.beside
+    timeline = simulate(graph, program, workspace_bytes=workspace, seconds=costs.seconds, link=asked.link)
+    check(
+        graph,
+        program,
+        budget=asked.budget - beside,
+        workspace_bytes=workspace,
+        offload=asked.offload,
     )
-    check(graph, program, budget=budget - beside, workspace_bytes=costs.workspace_bytes)
     plain_seconds = costs.plain_seconds(graph)
     everything = sum(costs.seconds)
     planned = sum(timeline.seconds) if timeline.seconds else everything
     bound = everything + found.bound_seconds
     base = plain_seconds or 1.0
     return Plan(
-        budget_bytes=budget,
-        plain=Side(peak, everything),
+        budget_bytes=asked.budget,
+        plain=Side(asked.plain_peak, everything),
         predicted=Side(timeline.peak_bytes + beside, planned),
         overhead=(planned - everything) / base,
         bound=Bound(bound, found.bound_seconds / base),
@@ -152,13 +257,15 @@ def _plan(
         checked=True,
         method=found.method,
         cost=costs.origin,
-        only=only,
+        only=asked.only,
         beside_bytes=beside,
         graph=graph,
         program=program,
         workspace_bytes=tuple(costs.workspace_bytes),
         seconds=costs.seconds,
-        able=able,
+        able=asked.able,
+        offload=asked.offload,
+        resident_bytes=Memory(graph).resident_bytes + beside,
         interrupted=found.interrupted,
         link=link,
     )
@@ -171,8 +278,9 @@ def _gap(planned: float, bound: float) -> float:
 
 
 def _decisions(graph: Graph, program: Program) -> Decisions:
-    """What became of the storages that forward makes and backward reads."""
+    """What became of the storages that forward makes and backward reads, and of leaves that may leave."""
     storage = graph.storages()
+    leaves = {k for k, tensor in enumerate(graph.tensors) if tensor.role in RESIDENT_ROLES}
     kept = {storage[t] for t in kept_throughout(graph)}
     forward = {storage[t] for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs}
     later = {storage[t] for op in graph.ops if op.phase is not Phase.FORWARD for t in op.reads}
@@ -188,6 +296,6 @@ def _decisions(graph: Graph, program: Program) -> Decisions:
     return Decisions(
         kept=len(asked - again - sent),
         recomputed=len((asked & again) - sent),
-        offloaded=len(asked & sent),
+        offloaded=len(asked & sent) + len(leaves & sent),
         in_place=in_place,
     )

@@ -1,7 +1,8 @@
 """Which tensors a Program holds at some instant, and on which storages.
 
 A storage comes into being when an operator writes a new tensor, is shared by views and by operators that
-run in place, and is gone when the last tensor on it is let go. Leaves are there throughout.
+run in place, and is gone when the last tensor on it is let go. Leaves are there throughout, but for those
+that are sent to the host: dropping one takes its memory away under all of its views, until it is fetched.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class Memory:
         self.holders: dict[int, int] = {}
         self.size: dict[int, int] = {}
         self.live = 0
+        self.away: set[int] = set()
+        """Storages of leaves that are on the host alone."""
         self._next = 0
         for k, tensor in enumerate(graph.tensors):
             if tensor.role in RESIDENT_ROLES and tensor.alias is None:
                 self.hold(k)
         self.resident_bytes = self.live
-        """Leaves: what is there throughout."""
+        """Leaves: what is there throughout, unless it is sent away."""
         for k in _given(graph):
             if k not in self.storage_of:
                 self.hold(k)
@@ -59,6 +62,9 @@ class Memory:
         """Let go of a tensor, and of its storage if nobody else is on it."""
         if tensor not in self.storage_of:
             raise PlanError(f"the program drops {self.graph.tensors[tensor].label!r}, which it does not hold")
+        if self.is_leaf(tensor):
+            self._take_away(tensor)
+            return
         storage = self.storage_of.pop(tensor)
         self.holders[storage] -= 1
         if not self.holders[storage]:
@@ -71,7 +77,33 @@ class Memory:
             for tensor in instruction.tensors:
                 self.release(tensor)
         elif isinstance(instruction, Fetch):
-            self.hold(instruction.tensor)
+            if self.is_leaf(instruction.tensor):
+                self._bring_back(instruction.tensor)
+            else:
+                self.hold(instruction.tensor)
+
+    def is_leaf(self, tensor: int) -> bool:
+        """Whether a tensor is a leaf and owns its storage."""
+        one = self.graph.tensors[tensor]
+        return one.role in RESIDENT_ROLES and one.alias is None
+
+    def is_here(self, tensor: int) -> bool:
+        """Whether a tensor is held, and its memory is on the device."""
+        return tensor in self.storage_of and self.storage_of[tensor] not in self.away
+
+    def _take_away(self, leaf: int) -> None:
+        storage = self.storage_of[leaf]
+        if storage in self.away:
+            raise PlanError(f"the program drops {self.graph.tensors[leaf].label!r}, which is on the host")
+        self.away.add(storage)
+        self.live -= self.size[storage]
+
+    def _bring_back(self, leaf: int) -> None:
+        storage = self.storage_of[leaf]
+        if storage not in self.away:
+            raise PlanError(f"the program fetches {self.graph.tensors[leaf].label!r}, which is there")
+        self.away.discard(storage)
+        self.live += self.size[storage]
 
     def run(self, instruction: Run) -> int:
         """Hold what the operator writes; the bytes of what it writes again though it is still held."""
@@ -81,6 +113,9 @@ class Memory:
             if tensor not in self.storage_of:
                 what = graph.tensors[tensor].label
                 raise PlanError(f"{op.label!r} reads {what!r}, which the program does not hold")
+            if self.away and self.storage_of[tensor] in self.away:
+                what = graph.tensors[tensor].label
+                raise PlanError(f"{op.label!r} reads {what!r}, which is on the host")
         taken = None if instruction.in_place is None else self.storage_of[op.inputs[instruction.in_place]]
         passing = 0
         for position, tensor in enumerate(op.outputs):

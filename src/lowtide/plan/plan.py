@@ -28,7 +28,10 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Decisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """How many storages that backward needs are kept, made again, or sent away; operators run in place."""
+    """How many storages that backward needs are kept, made again, or sent away; operators run in place.
+
+    Parameters and optimiser state that are sent away count among them.
+    """
 
     kept: int
     recomputed: int
@@ -65,6 +68,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each operator was taken to cost."""
     able: tuple[int, ...] = ()
     """Operators that may run in place."""
+    offload: tuple[str, ...] = ()
+    """What may leave the device besides activations: parameters, optimizer."""
+    resident_bytes: int = 0
+    """Leaves of the step, and what is beside it: on the device throughout, unless it may leave."""
     interrupted: bool = False
     link: Link | None = None
     """The rates of copies to the host that the times were predicted with."""
@@ -75,7 +82,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Keys as ``lowtide plan --json`` prints them."""
         names = (
             "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes",
-            "decisions", "solve_seconds", "checked", "method", "cost", "only", "beside_bytes", "interrupted",
+            "decisions", "solve_seconds", "checked", "method", "cost", "only", "beside_bytes",
+            "resident_bytes", "offload", "interrupted",
         )  # fmt: skip
         found: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
         return found

@@ -2,7 +2,7 @@
 
 Memory is counted in storages. A storage comes into being when an operator writes a new tensor, is shared
 by views and by operators that run in place, and is gone when the last tensor on it is dropped. Leaves are
-there throughout.
+there throughout, unless they are sent to the host; what is there between two runs counts with the later.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ def simulate(
     before = kept_to_restore(graph)
     memory.live += _copied(graph, program) + before
     lanes = lanes or Lanes(graph, link)
+    storage = graph.storages() if _moves_leaves(memory, program) else []
+    between = 0
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before
         if not isinstance(instruction, Run):
+            between = max(between, memory.live) if storage else 0
             memory.move(instruction)
+            between = max(between, memory.live) if storage else 0
             if isinstance(instruction, Drop):
-                lanes.drop(instruction.tensors, memory.storage_of)
+                lanes.drop(instruction.tensors, memory.is_here)
             elif isinstance(instruction, Send):
-                lanes.send(instruction.tensor, memory.storage_of)
+                lanes.send(instruction.tensor, memory.is_here)
             elif isinstance(instruction, Fetch):
                 lanes.fetch(instruction.tensor)
             continue
@@ -64,15 +68,27 @@ def simulate(
             states.discard(instruction.op)
             memory.live += RANDOM_STATE_BYTES
         workspace = workspace_bytes[instruction.op] if workspace_bytes else 0
-        live.append(memory.live + passing + workspace)
+        live.append(max(memory.live + passing + workspace, between))
+        between = 0
         extra.append(workspace)
-        took.append(lanes.run(graph.ops[instruction.op].reads, seconds[instruction.op] if seconds else 0.0))
+        reads = graph.ops[instruction.op].reads
+        if storage:  # a leaf is waited for whichever of its views is read
+            reads += tuple(storage[t] for t in graph.ops[instruction.op].inputs)
+        took.append(lanes.run(reads, seconds[instruction.op] if seconds else 0.0))
+    if live and storage:
+        live[-1] = max(live[-1], between)
+        took[-1] += lanes.run(set(storage), 0.0)  # a step ends with everything back
     return Timeline(
         tuple(live),
         workspace_bytes=tuple(extra) if workspace_bytes else (),
         seconds=tuple(took) if seconds else (),
         resident_bytes=resident,
     )
+
+
+def _moves_leaves(memory: Memory, program: Program) -> bool:
+    sent = (line.tensor for line in program.instructions if isinstance(line, Send))
+    return any(memory.is_leaf(t) for t in sent if 0 <= t < len(memory.graph.tensors))
 
 
 def on_cuda(graph: Graph) -> bool:
