@@ -267,7 +267,7 @@ def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _As
         offload=asked.offload,
         resident_bytes=Memory(graph).resident_bytes + beside,
         interrupted=found.interrupted,
-        link=link,
+        link=asked.link,
     )
 
 
