@@ -25,6 +25,7 @@ from lowtide.execute.planned import Planned
 from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
+from lowtide.execute.travel import bring_back, guarded
 from lowtide.graph import Graph
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import offload_all, recompute_all, store_all
@@ -53,8 +54,9 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile`` calls with a captured function.
 
-    ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache`` for a plan, or
-    ``program``, the name of a Program; ``remember``, for how many shapes a plan is kept.
+    ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``offload`` and
+    ``optimizer`` for a plan, or ``program``, the name of a Program; ``remember``, for how many shapes a plan
+    is kept.
     """
     try:
         chosen, remember = _options(options or {}, mode)
@@ -65,7 +67,7 @@ def backend(
     return compile_with(module, inputs, chosen, remember=remember)
 
 
-_OF_PLANS = ("only", "cost", "time_limit", "seed", "cache")
+_OF_PLANS = ("only", "cost", "time_limit", "seed", "cache", "offload", "optimizer")
 
 
 def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings, int]:
@@ -202,7 +204,20 @@ def _compiled(
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )(module, inputs)
-    return compiled
+    return _watched_over(compiled, made)
+
+
+def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:
+    """The function; leaves that it leaves on the host are back when they are read, or without a backward."""
+
+    def call(*arguments: Any) -> Any:
+        results = compiled(*arguments)
+        travellers, made[-1].travellers = made[-1].travellers, []
+        if travellers:
+            guarded(results, travellers)
+        return results
+
+    return call if made and made[-1].leaves else compiled
 
 
 def _nothing_donated() -> None:
@@ -228,6 +243,7 @@ def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], l
     def call(arguments: list[Any]) -> list[Any]:
         if torch._C._autograd._get_current_graph_task_keep_graph() or _differentiated():
             arguments.clear()
+            bring_back()
             raise RunError(
                 "retain_graph=True and create_graph=True are not possible in a step that Lowtide runs: "
                 "memory is given back while backward runs, and backward has no gradient of its own. Add the "

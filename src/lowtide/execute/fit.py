@@ -11,6 +11,7 @@ from torch import nn
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.planning import Settings
+from lowtide.execute.travel import bring_back
 from lowtide.execute.user_code import in_the_users_terms
 from lowtide.plan.plan import Plan
 
@@ -36,16 +37,19 @@ class Fitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
+        bring_back()  # of a step whose backward is still to come
         return self._compiled(*args, **kwargs)
 
     def rehearse(self, *args: Any, **kwargs: Any) -> None:
         """Plan for arguments like these, and run forward once without a trace."""
+        bring_back()
         self._rehearsing = True
         try:
             with in_the_users_terms():
                 self._compiled(*args, **kwargs)
         finally:
             self._rehearsing = False
+            bring_back()
 
     @property
     def planned(self) -> bool:
@@ -74,6 +78,8 @@ def fit(
     seed: int = 0,
     cache: bool = True,
     progress: Callable[[float, float | None, float, float | None], None] | None = None,
+    offload: str | tuple[str, ...] = (),
+    optimizer: torch.optim.Optimizer | None = None,
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -81,12 +87,24 @@ def fit(
     The step is captured, its operators are measured (or estimated), and the fastest Program inside the budget
     is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
     buffers and random state are what they were. An InfeasibleError names the smallest budget that works.
+
+    ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
+    with a comma. The state of the ``optimizer`` counts as part of the step.
     """
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
         raise CaptureError(f"a step is a module or a function that gives the loss; this is a {kind}")
     settings = Settings.of(
-        budget, only=only, cost=cost, time_limit=time_limit, seed=seed, cache=cache, progress=progress
+        budget,
+        only=only,
+        cost=cost,
+        time_limit=time_limit,
+        seed=seed,
+        cache=cache,
+        progress=progress,
+        offload=offload,
+        optimizer=optimizer,
+        crossing=True,
     )
     fitted = Fitted(model_or_loss_fn, settings)
     fitted.rehearse(*example, **keywords)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from lowtide.execute.in_place import refuse_in_place
 from lowtide.execute.lines import Frame, Line, Running, prepared
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
-from lowtide.graph import Role
+from lowtide.execute.travel import Traveller, bring_back, everything_away, may_leave
+from lowtide.graph import RESIDENT_ROLES, Role
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
@@ -29,18 +30,27 @@ class Interpreter:
 
     Tensors live in a table with a place for each tensor of the graph. A Run fills places, a Drop clears
     them, so that memory is given back at the instruction that says so. A Send copies to the host and a Fetch
-    copies back, both beside the computation.
+    copies back, both beside the computation. Leaves that it sends keep their place in the table: dropping
+    one gives back its memory, fetching it takes memory again.
     """
 
     def __init__(self, joint: Joint, program: Program) -> None:
         refuse_in_place(joint, program)
         self.joint = joint
         self.program = program
+        self.leaves = _leaves_sent(joint, program)
+        """Leaves that are sent to the host; those beyond the graph are optimiser state."""
+        self.state: Callable[[], Sequence[torch.Tensor]] = tuple
+        """Gives the optimiser's state, which the Program counts from the end of the graph's tensors on."""
+        self.travellers: list[Traveller] = []
+        """Leaves that the latest forward sent to the host."""
+        self._under_way: dict[int, Traveller] = {}
+        self._away_between = _away_between(program, self.leaves)
         again = _run_again(program)
         self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
         """Random operators that run more than once: the state before their first run is kept."""
-        self.saved = _needed_by_backward(joint, program)
-        self.hosts = _fetched_by_backward(program)
+        self.saved = _needed_by_backward(joint, program, self.leaves)
+        self.hosts = _fetched_by_backward(program, self.leaves)
         """Tensors that forward leaves on the host for backward."""
         updated = joint.graph.attributes.get("updated", ())
         self.copied = frozenset(
@@ -53,7 +63,7 @@ class Interpreter:
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
         self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
         self._undisturbed = _before_first_update(joint, program)
-        self._forward, self._backward = prepared(joint, program, self.states)
+        self._forward, self._backward = prepared(joint, program, self.states, self.leaves)
         self._transfers = _lanes(joint, program)
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
@@ -81,6 +91,7 @@ class Interpreter:
         for tensor, value in zip(joint.inputs, arguments, strict=True):
             if tensor is not None:
                 table[tensor] = value
+        self._set_out(frame, arguments)
         arguments.clear()
         before = {t: table[t].clone() for t in self.copied}
         self._run(self._forward[: self._undisturbed], frame)
@@ -93,6 +104,8 @@ class Interpreter:
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
         self._hand_over(frame, hosts)
+        self.travellers = list(frame.travellers.values())
+        self._under_way |= {id(one.value): one for one in self.travellers}
         return [*outputs, *saved, *hosts, *(state for state in frame.states if state is not None)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -121,12 +134,50 @@ class Interpreter:
         for tensor, value in zip(joint.tangents, given[kept + sent + states :], strict=True):
             frame.table[tensor] = value
         given.clear()
+        self._go_on(frame)
         self._run(self._backward, frame)
+        for ticket in frame.incoming.values():  # what comes back last is read by whoever comes next
+            assert self._transfers is not None
+            self._transfers.wait(ticket)
+        for one in frame.travellers.values():
+            one.end()
         return [None if t is None else frame.table[t] for t in joint.gradients]
+
+    def _set_out(self, frame: Frame, arguments: Sequence[Any]) -> None:
+        """Everything is on the device when a step begins; which leaves may leave it is seen here."""
+        bring_back()
+        for one in self._under_way.values():
+            one.end()
+        self._under_way.clear()
+        if not self.leaves:
+            return
+        size = len(self.joint.graph.tensors)
+        state = list(self.state())
+        frame.table += state
+        places = [*self.joint.inputs, *range(size, size + len(state))]
+        able = may_leave([*arguments, *state])
+        frame.able = frozenset(t for t, alone in zip(places, able, strict=True) if alone and t is not None)
+
+    def _go_on(self, frame: Frame) -> None:
+        """Backward finds leaves as forward left them, or back already."""
+        if not self.leaves:
+            return
+        frame.table += self.state()
+        for tensor in self.leaves:
+            value = frame.table[tensor] if tensor < len(frame.table) else None
+            one = self._under_way.pop(id(value), None)
+            if one is not None and one.value is value:
+                one.show()
+                frame.travellers[tensor] = one
+        ours = {id(one): tensor for tensor, one in frame.travellers.items()}
+        bring_back([one for one in everything_away() if ours.get(id(one)) not in self._away_between])
 
     def _hand_over(self, frame: Frame, hosts: Sequence[torch.Tensor]) -> None:
         """Remember what backward must know of copies that are still under way."""
-        if hosts and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        looked_at = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if looked_at:
+            bring_back(frame.travellers.values())
+        if hosts and looked_at:
             assert self._transfers is not None
             for tensor in self.hosts:  # a copy that has failed is not handed on
                 self._transfers.wait(frame.sent[tensor][0])
@@ -193,7 +244,24 @@ def _run_again(program: Program) -> set[int]:
     return again
 
 
-def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
+def _leaves_sent(joint: Joint, program: Program) -> frozenset[int]:
+    tensors = joint.graph.tensors
+    sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
+    return frozenset(t for t in sent if t >= len(tensors) or tensors[t].role in RESIDENT_ROLES)
+
+
+def _away_between(program: Program, leaves: frozenset[int]) -> frozenset[int]:
+    """Leaves that are away when forward ends."""
+    away: set[int] = set()
+    for line in program.forward if leaves else ():
+        if isinstance(line, Drop):
+            away |= leaves.intersection(line.tensors)
+        elif isinstance(line, Fetch):
+            away.discard(line.tensor)
+    return frozenset(away)
+
+
+def _needed_by_backward(joint: Joint, program: Program, leaves: frozenset[int]) -> tuple[int, ...]:
     """Tensors that the backward part reads, sends or returns before it makes or fetches them."""
     needed = {t for t in joint.gradients if t is not None}
     ran = {line.op for line in program.forward if isinstance(line, Run)}
@@ -204,22 +272,23 @@ def _needed_by_backward(joint: Joint, program: Program) -> tuple[int, ...]:
             needed.difference_update(t for t in op.outputs if t not in op.inputs)
             needed.update(op.reads_again if line.op in ran else op.reads)
         elif isinstance(line, Fetch):
-            needed.discard(line.tensor)
+            (needed.add if line.tensor in leaves else needed.discard)(line.tensor)
         elif isinstance(line, Send):
             needed.add(line.tensor)
         elif isinstance(line, Drop):  # its copy to the host may still be under way until here
             needed.update(t for t in line.tensors if t in sent)
-    return tuple(sorted(needed.difference(joint.tangents, joint.constants)))
+    known = range(len(joint.graph.tensors))
+    return tuple(sorted(needed.intersection(known).difference(joint.tangents, joint.constants)))
 
 
-def _fetched_by_backward(program: Program) -> tuple[int, ...]:
+def _fetched_by_backward(program: Program, leaves: frozenset[int]) -> tuple[int, ...]:
     """Tensors that the backward part fetches and that the forward part sent."""
     sent: set[int] = set()
     found: set[int] = set()
     for line in program.backward:
         if isinstance(line, Send):
             sent.add(line.tensor)
-        elif isinstance(line, Fetch) and line.tensor not in sent:
+        elif isinstance(line, Fetch) and line.tensor not in sent and line.tensor not in leaves:
             found.add(line.tensor)
     return tuple(sorted(found))
 
@@ -227,4 +296,5 @@ def _fetched_by_backward(program: Program) -> tuple[int, ...]:
 def _lanes(joint: Joint, program: Program) -> Transfers | None:
     """Copies beside the computation, where the Program has any."""
     sent = [line.tensor for line in program.instructions if isinstance(line, Send)]
-    return transfers(joint.values[sent[0]].device) if sent else None
+    known = [joint.values[t].device for t in sent if t < len(joint.values)]
+    return transfers(known[0] if known else _device(joint)) if sent else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lowtide.capture.updates import without_update
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
+from lowtide.execute.travel import Traveller, bring_back
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
 __all__ = ["Frame", "Line", "Running", "prepared"]
@@ -21,7 +23,17 @@ __all__ = ["Frame", "Line", "Running", "prepared"]
 class Frame:
     """What a part of a Program works on: tensors, random states, bytes on the host, copies under way."""
 
-    __slots__ = ("hosts", "incoming", "outgoing", "sent", "states", "table", "transfers")
+    __slots__ = (
+        "able",
+        "hosts",
+        "incoming",
+        "outgoing",
+        "sent",
+        "states",
+        "table",
+        "transfers",
+        "travellers",
+    )
 
     def __init__(self, tensors: int, states: list[torch.Tensor | None], transfers: Transfers | None) -> None:
         self.table: list[Any] = [None] * tensors
@@ -32,15 +44,23 @@ class Frame:
         self.outgoing: dict[int, Any] = {}
         self.incoming: dict[int, Any] = {}
         self.transfers = transfers
+        self.travellers: dict[int, Traveller] = {}
+        """Leaves that were sent to the host."""
+        self.able: frozenset[int] = frozenset()
+        """Leaves that own their memory alone."""
 
     def clear(self) -> None:
-        """Let go of everything, once nothing is under way."""
+        """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
         try:
             if self.transfers is not None:
                 self.transfers.settle()
         finally:
             for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
                 part.clear()
+            for one in self.travellers.values():
+                one.hide()
+            with contextlib.suppress(Exception):
+                bring_back(self.travellers.values())
 
 
 class Line:
@@ -54,12 +74,14 @@ class Line:
 
 
 class _Dropping(Line):
-    """Clears places of the table; what is still being copied is waited for."""
+    """Clears places of the table, and takes memory from leaves; what is still being copied is waited for."""
 
-    __slots__ = ("tensors", "travelling")
+    __slots__ = ("leaves", "tensors", "travelling")
 
-    def __init__(self, tensors: tuple[int, ...], travelling: tuple[int, ...]) -> None:
-        self.tensors, self.travelling = tensors, travelling
+    def __init__(self, tensors: tuple[int, ...], travelling: tuple[int, ...], leaves: frozenset[int]) -> None:
+        self.leaves = tuple(t for t in tensors if t in leaves)
+        self.tensors = tuple(t for t in tensors if t not in leaves)
+        self.travelling = tuple(t for t in travelling if t not in leaves)
 
     def __call__(self, frame: Frame) -> None:
         for tensor in self.travelling:
@@ -69,6 +91,10 @@ class _Dropping(Line):
         table = frame.table
         for tensor in self.tensors:
             table[tensor] = None
+        for tensor in self.leaves:
+            frame.incoming.pop(tensor, None)
+            if tensor in frame.travellers:
+                frame.travellers[tensor].leave()
 
 
 class _Sending(Line):
@@ -86,6 +112,33 @@ class _Sending(Line):
         frame.hosts[self.tensor] = host
         frame.sent[self.tensor] = ticket, Form.of(value)
         frame.outgoing[self.tensor] = ticket
+
+
+class _SendingLeaf(Line):
+    """Starts to copy a leaf to the host, where it is alone on its memory."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        if self.tensor in frame.able:
+            frame.travellers[self.tensor] = Traveller(frame.table[self.tensor], frame.transfers)
+
+
+class _FetchingLeaf(Line):
+    """Takes memory for a leaf again and starts to copy it back."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        if self.tensor in frame.travellers:
+            frame.incoming[self.tensor] = frame.travellers[self.tensor].come_back()
 
 
 class _Fetching(Line):
@@ -165,8 +218,13 @@ class Running(Line):
                 table[tensor] = value
 
 
-def prepared(joint: Joint, program: Program, states: Sequence[int]) -> tuple[list[Line], list[Line]]:
-    """Both parts of a Program; ``states`` are the random operators whose state is kept."""
+def prepared(
+    joint: Joint, program: Program, states: Sequence[int], leaves: frozenset[int] = frozenset()
+) -> tuple[list[Line], list[Line]]:
+    """Both parts of a Program; ``states`` are the random operators whose state is kept.
+
+    ``leaves`` are the leaves that it sends to the host; those beyond the graph are optimiser state.
+    """
     place = {op: k for k, op in enumerate(states)}
     last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
     seen: set[int] = set()
@@ -174,21 +232,26 @@ def prepared(joint: Joint, program: Program, states: Sequence[int]) -> tuple[lis
     coming: dict[int, int] = {}
     """Tensors under way to the device, by the storage that arrives with them."""
     storages = joint.graph.storages() if last else []
+    storages += range(len(storages), max(leaves, default=-1) + 1)
     lines: list[Line] = []
 
     def line_of(position: int, line: Instruction) -> Line:
         if isinstance(line, Send):
+            if line.tensor in leaves:
+                return _SendingLeaf(line.tensor)
             out.add(line.tensor)
             return _Sending(line.tensor)
         if isinstance(line, Fetch):
             coming[storages[line.tensor]] = line.tensor
+            if line.tensor in leaves:
+                return _FetchingLeaf(line.tensor)
             return _Fetching(line.tensor, last[line.tensor] == position)
         if isinstance(line, Drop):
             travelling = tuple(t for t in line.tensors if t in out or t in coming.values())
             out.difference_update(travelling)
             for tensor in travelling:
                 coming.pop(storages[tensor] if storages else tensor, None)
-            return _Dropping(line.tensors, travelling)
+            return _Dropping(line.tensors, travelling, leaves)
         read = {storages[t] for t in joint.graph.ops[line.op].inputs} if coming else set()
         awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
         first = line.op not in seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
 from lowtide.execute.room import Room
+from lowtide.execute.state import layout, state_of
+from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
@@ -41,7 +43,10 @@ _MEASURED_SHARE = 0.8
 
 
 class Planned:
-    """The function, compiled twice at its first call: once to be measured, once to run as planned."""
+    """The function, compiled twice at its first call: once to be measured, once to run as planned.
+
+    It is planned again where the optimiser's state has changed, as after the first step of all.
+    """
 
     def __init__(
         self,
@@ -56,10 +61,12 @@ class Planned:
         self._settings, self._seen, self._rehearsing = settings, seen, rehearsing
         self._ready: Callable[..., Any] | None = None
         self._joint: Joint | None = None
+        self._state: Callable[[], list[torch.Tensor]] = list
+        self._planned_for: Hashable = ()
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, the call leaves no trace."""
-        if self._ready is None:
+        if self._ready is None or layout(self._state()) != self._planned_for:
             self._ready = self._make(arguments)
         if not self._rehearsing():
             return self._ready(*arguments)
@@ -69,7 +76,11 @@ class Planned:
 
     def _make(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         made: list[Interpreter] = []
-        room = Room(arguments)
+        bring_back()
+        self._state = state_of(self._settings.optimizer, Room(arguments).device)
+        state = self._state()
+        self._planned_for = layout(state)
+        room = Room([*arguments, *state])
         program = self._to_measure(room)
         measuring = self._compiled(arguments, program, made.append)
 
@@ -88,7 +99,8 @@ class Planned:
                 made[0].marker = None
 
         joint = self._joint = made[0].joint
-        plan = plan_joint(joint, run, room, self._settings)
+        pinned = _pinned(joint, arguments, state)
+        plan = plan_joint(joint, run, room, self._settings, state=state, pinned=pinned)
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:
@@ -97,6 +109,7 @@ class Planned:
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
+            interpreter.state = self._state
 
         ready = self._compiled(arguments, planned, promise)
         if self._seen is not None:
@@ -133,6 +146,16 @@ class Planned:
         with tracing(TracingContext(mode)):
             inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
             return self._compiler(self._module, self._leaves, inputs, program, watch)
+
+
+def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
+    """Leaves whose memory cannot be given back: it is not theirs alone."""
+    size = len(joint.graph.tensors)
+    if len(joint.inputs) != len(arguments):
+        return list(range(size))
+    places = [*joint.inputs, *range(size, size + len(state))]
+    able = may_leave([*arguments, *state])
+    return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]
 
 
 def _step(function: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ from lowtide.errors import FileError, LowtideError, PlanError
 from lowtide.execute.host import refuse_too_much
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.room import Room
+from lowtide.execute.state import check_optimizer, with_state
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget, parse_budget
 from lowtide.plan.check import check
 from lowtide.plan.lanes import Link
+from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Plan
 from lowtide.plan.search import Progress
@@ -51,6 +53,11 @@ class Settings:
     seed: int = 0
     cache: bool = True
     progress: Progress | None = None
+    offload: tuple[str, ...] = ()
+    """What may leave the device besides activations."""
+    optimizer: Any = None
+    crossing: bool = False
+    """Whether leaves may be away between forward and backward."""
 
     @classmethod
     def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
@@ -62,6 +69,10 @@ class Settings:
             if means not in MEANS:
                 near = did_you_mean(str(means), MEANS)
                 raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}.{near}")
+        options["offload"] = parse_offload(options.get("offload", ()))
+        check_optimizer(options.get("optimizer"), options["offload"])
+        if options["offload"] and "offload" not in chosen:
+            chosen = (*chosen, "offload")
         cost = options.get("cost", "measured")
         if cost not in ORIGINS:
             near = did_you_mean(str(cost), ORIGINS)
@@ -74,8 +85,19 @@ class Settings:
         return cls(parse_budget(budget), chosen, **options)
 
 
-def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, settings: Settings) -> Plan:
-    """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known."""
+def plan_joint(
+    joint: Any,
+    run: Callable[[Marker], object] | None,
+    room: Room,
+    settings: Settings,
+    *,
+    state: Sequence[Any] = (),
+    pinned: Collection[int] = (),
+) -> Plan:
+    """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known.
+
+    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave.
+    """
     graph: Graph = joint.graph
     device = device_of(graph)
     able = able_in_place(joint)
@@ -84,9 +106,10 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
     if settings.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
         # a share is one of a training step; evaluation keeps nothing for backward as it is
         settings = replace(settings, budget=Budget(share=1.0))
+    graph = with_state(graph, state)
     free = room.free_bytes() if settings.budget.auto else None
     beside = room.beside_bytes()
-    kept = _Kept(graph, able, settings, device, beside, free)
+    kept = _Kept(graph, able, settings, device, (beside, free), pinned)
     plan = kept.load()
     if plan is None:
         plan = make_plan(
@@ -101,6 +124,9 @@ def plan_joint(joint: Any, run: Callable[[Marker], object] | None, room: Room, s
             time_limit=settings.time_limit,
             seed=settings.seed,
             progress=settings.progress,
+            offload=settings.offload,
+            pinned=pinned,
+            crossing=settings.crossing,
         )
         if plan.interrupted:
             warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)
@@ -178,13 +204,15 @@ class _Kept:
         able: frozenset[int],
         settings: Settings,
         kind: str,
-        beside: int,
-        free: int | None,
+        room: tuple[int, int | None],
+        pinned: Collection[int],
     ) -> None:
-        self.graph, self.beside = graph, beside
+        beside, free = room
+        self.graph, self.beside, self.offload = graph, beside, settings.offload
         self.wanted = settings.cache
         asked = (settings.budget, settings.only, settings.cost, settings.time_limit, settings.seed)
         parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(beside), str(free)]
+        parts += [repr(settings.offload), str(settings.crossing), repr(sorted(pinned))]
         digest = hashlib.sha256(msgspec.json.encode(graph) + "\0".join(parts).encode())
         self.name = f"plan-{digest.hexdigest()[:32]}.json"
 
@@ -200,6 +228,7 @@ class _Kept:
                     plan.program,
                     budget=plan.budget_bytes - self.beside,
                     workspace_bytes=plan.workspace_bytes,
+                    offload=self.offload,
                 )
                 return plan
         return None

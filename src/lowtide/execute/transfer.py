@@ -65,6 +65,10 @@ class Transfers(ABC):
         """Take memory on the device and start to copy into it; the tensor, and a ticket for the copy."""
 
     @abstractmethod
+    def fill(self, storage: torch.UntypedStorage, host: torch.Tensor, sent: Any) -> Any:
+        """Start to copy bytes from the host into memory that was just taken; a ticket for the copy."""
+
+    @abstractmethod
     def wait(self, ticket: Any) -> None:
         """What the computation does from here on comes after the copy."""
 
@@ -95,8 +99,12 @@ class _CpuTransfers(Transfers):
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8)
+        return form.over(flat), self.fill(flat.untyped_storage(), host, sent)
+
+    def fill(self, storage: torch.UntypedStorage, host: torch.Tensor, sent: Any) -> Any:
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage)
         after = _started(self._out, _nothing) if sent is None else sent
-        return form.over(flat), _started(self._in, _copy, [flat, host], after)
+        return _started(self._in, _copy, [flat, host], after)
 
     def wait(self, ticket: Future[None] | None) -> None:
         if ticket is not None:
@@ -148,6 +156,10 @@ class _CudaTransfers(Transfers):
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8, device=self._device)
+        return form.over(flat), self.fill(flat.untyped_storage(), host, sent)
+
+    def fill(self, storage: torch.UntypedStorage, host: torch.Tensor, sent: Any) -> Any:
+        flat = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
         if sent is None:  # which copy brought the bytes is not known any more: all of them are waited for
             self._in.wait_stream(self._out)
         else:
@@ -157,7 +169,7 @@ class _CudaTransfers(Transfers):
             flat.copy_(host, non_blocking=True)
         arrived = self._in.record_event()
         self._pool.used(host, arrived)
-        return form.over(flat), arrived
+        return arrived
 
     def wait(self, ticket: Any) -> None:
         if ticket is not None:

@@ -86,7 +86,7 @@ def make_plan(
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
-    chosen = [(), *_sets(graph, movable(graph, offload, pinned))]
+    chosen = _sets(graph, movable(graph, offload, pinned))
     tried: list[_Tried] = []
     refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
     for leaves in chosen:
@@ -121,9 +121,9 @@ def make_plan(
 
 
 def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Which leaves may leave in each try: optimiser state alone, which nobody reads, then all."""
+    """Which leaves may leave in each try: none, optimiser state, which nobody reads, all."""
     state = tuple(leaf for leaf in leaves if graph.tensors[leaf].role is Role.OPTIMIZER)
-    return [one for one in dict.fromkeys((state, leaves)) if one]
+    return list(dict.fromkeys([(), state, leaves]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +198,18 @@ def _refused(
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
     end = _at_the_end(there) + asked.beside
     told = explained(there, error, asked.budget, asked.beside, asked.able)
-    if not leaves or end <= told.smallest_budget:
+    if not leaves or end <= asked.budget:
         return told
     said = (
         f"no plan fits {format_bytes(asked.budget)} ({asked.budget} bytes): when the step ends, all that "
         f"left is back beside the gradients, which takes {format_bytes(end)} ({end} bytes)"
     )
-    return InfeasibleError(said, budget=asked.budget, smallest_budget=end, floor=max(end, told.floor))
+    return InfeasibleError(
+        said,
+        budget=asked.budget,
+        smallest_budget=max(end, told.smallest_budget),
+        floor=max(end, told.floor),
+    )
 
 
 def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
