@@ -123,3 +123,15 @@ def test_a_sweep_is_monotone(tmp_path):
     assert all(a["overhead"] <= b["overhead"] for a, b in itertools.pairwise(points))
     assert all(p["bound_overhead"] <= p["overhead"] + 1e-12 for p in points)
     assert json.loads(path.read_text())["lowtide"] == "sweep"
+
+
+def test_parameters_of_a_document_may_leave(tmp_path):
+    path = tmp_path / "plan.json"
+    options = ["--cost", "unit", "--budget", "90%", "--offload", "parameters", "--time-limit", "2"]
+    result = invoke("plan", SEED, *options, "-o", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["offload"] == ["parameters"]
+    assert view["only"] == ["recompute", "offload"]
+    assert 0 < view["resident_bytes"] < view["budget_bytes"]
+    assert invoke("check", str(path)).exit_code == 0

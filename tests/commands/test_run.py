@@ -59,6 +59,9 @@ def test_a_program_of_another_step_exits_2(tmp_path, capsys):
         (["unet:size=100"], "size="),
         (["convpool", "--program", "plane"], "Did you mean 'plain'"),
         (["nowhere.py:step"], "nowhere.py"),
+        (["convpool", "--budget", "90%", "--offload", "parameter"], "Did you mean 'parameters'"),
+        (["convpool", "--offload", "parameters"], "give a --budget too"),
+        (["locallyconnected", "--budget", "90%", "--offload", "optimizer"], "an update of its own"),
     ],
 )
 def test_bad_targets_exit_2(arguments, message, capsys):
@@ -242,3 +245,28 @@ def test_an_operator_that_has_no_form_in_place_is_refused(tmp_path, capsys):
     path.write_text(json.dumps(program))
     message = refused("run", f"{own}:make", "--repeats", "1", "--program", path, capsys=capsys)
     assert "cannot write over its input 0" in message
+
+
+def test_state_of_an_optimiser_may_leave(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    path = tmp_path / "own.py"
+    text = """
+        import torch
+        from torch import nn
+
+        def step():
+            layers = [layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.Tanh())]
+            return nn.Sequential(*layers), (torch.randn(256, 128),), lambda model, x: model(x).square().mean()
+    """
+    path.write_text(textwrap.dedent(text))
+    options = ["--budget", "80%", "--offload", "optimizer", "--repeats", "1", "--json"]
+    result = CliRunner().invoke(cli, ["run", f"{path}:step", *options])
+    assert result.exit_code == 0, result.output
+    view = json.loads(result.stdout)
+    assert view["bitwise"]
+    assert view["offload"] == ["optimizer"]
+    assert view["only"] == ["recompute", "offload"]
+    state = 2 * 3 * (128 * 128 + 128) * 4
+    assert view["resident_bytes"] > state
+    assert view["eager"]["peak_bytes"] > view["resident_bytes"]
+    assert view["measured"]["peak_bytes"] <= view["budget_bytes"] * 1.005

@@ -10,7 +10,9 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import PlanError, RunError
+from lowtide.execute.compare import compare
 from lowtide.execute.lines import Running
+from lowtide.execute.state import usual_optimizer
 from lowtide.execute.travel import everything_away, may_leave
 from lowtide.plan import make
 from lowtide.plan.portfolio import recompute
@@ -312,3 +314,20 @@ def test_evaluation_ends_with_everything_on_the_device():
         first = step(model.eval(), x)
         assert not everything_away()
         assert torch.equal(first, loss(model, x))
+
+
+@pytest.mark.parametrize("offload", ["parameters", "optimizer", "parameters,optimizer"])
+def test_the_measured_peak_is_the_predicted_one(offload):
+    model, x = network(), batch()
+    optimizer = usual_optimizer(model)
+    plain = fitted(model, x, "100%", offload=(), optimizer=optimizer).plan
+    assert plain.resident_bytes >= 3 * sum(p.nbytes for p in model.parameters())
+    budget = plain.plain.peak_bytes - 20_000
+    plan = fitted(model, x, budget, offload=offload, optimizer=optimizer).plan
+    assert plan.decisions.offloaded
+    options = {"in_place": False, "optimizer": optimizer, "repeats": 1}
+    found = compare(model, (x,), loss, lambda _: plan.program, **options)
+    assert found.bitwise
+    assert found.measured.peak_bytes <= budget * 1.005 < found.eager.peak_bytes
+    # the gradient of the loss, one number, is counted from the start
+    assert 0 <= found.predicted_peak_bytes - found.measured.peak_bytes <= 4

@@ -21,6 +21,7 @@ __all__ = [
     "default_sort",
     "device_option",
     "json_option",
+    "offload_option",
     "print_json",
     "select",
     "table_options",
@@ -46,6 +47,14 @@ def _device(_: click.Context, __: click.Parameter, name: str) -> str:
 
 device_option = click.option(
     "--device", default="cpu", metavar="DEVICE", callback=_device, help="cpu or cuda [cpu]."
+)
+
+
+offload_option = click.option(
+    "--offload",
+    default="",
+    metavar="WHAT",
+    help="What may wait on the host besides activations: parameters, optimizer, or both: a,b.",
 )
 
 

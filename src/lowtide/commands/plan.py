@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.commands.common import Choice, json_option, offload_option, print_json
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
 from lowtide.documents import write_document
@@ -23,6 +23,7 @@ from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.in_place import pointwise
 from lowtide.plan.lanes import Link
+from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.sweep import Point, Sweep, sweep
 from lowtide.units import format_bytes, format_seconds
@@ -56,6 +57,7 @@ class _Source:
     metavar="MEANS",
     help="recompute, offload, or both with a comma [recompute].",
 )
+@offload_option
 @click.option(
     "--cost",
     default=None,
@@ -78,6 +80,7 @@ def plan(
     budget: str | None,
     sweeping: bool,
     only: str,
+    offload: str,
     cost: str | None,
     device: str | None,
     time_limit: float,
@@ -95,9 +98,10 @@ def plan(
     if (budget is None) == (not sweeping):
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
     check_outputs(output)
-    means = tuple(only.split(","))
-    source = _source(target, cost, device, means, fresh)
-    options: dict[str, Any] = {"only": means, "time_limit": time_limit, "seed": seed}
+    leaving = parse_offload(offload)
+    means = tuple(dict.fromkeys([*only.split(","), *(["offload"] if leaving else [])]))
+    source = _source(target, cost, device, means, leaving, fresh)
+    options: dict[str, Any] = {"only": means, "offload": leaving, "time_limit": time_limit, "seed": seed}
     if sweeping:
         with _until_interrupted():
             found = sweep(
@@ -150,7 +154,14 @@ def _until_interrupted() -> Iterator[None]:
             click.echo("", err=True)
 
 
-def _source(target: str, cost: str | None, device: str | None, means: Sequence[str], fresh: bool) -> _Source:
+def _source(
+    target: str,
+    cost: str | None,
+    device: str | None,
+    means: Sequence[str],
+    leaving: tuple[str, ...],
+    fresh: bool,
+) -> _Source:
     if Path(target).is_file() and not target.endswith(".py"):
         step = read_file(target).step
         able = pointwise(step.graph)
@@ -161,11 +172,21 @@ def _source(target: str, cost: str | None, device: str | None, means: Sequence[s
         from lowtide.execute.fit import fit
         from lowtide.execute.planning import device_of
         from lowtide.execute.room import Room
+        from lowtide.execute.state import state_of, usual_optimizer
 
     built = zoo.build(target, device=device or best_device())
     origin = cost if cost in ("measured", "estimated") else "measured"
+    optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     whole = fit(
-        built.loss, built.model, *built.batch, budget="100%", only=tuple(means), cost=origin, cache=not fresh
+        built.loss,
+        built.model,
+        *built.batch,
+        budget="100%",
+        only=tuple(means),
+        cost=origin,
+        cache=not fresh,
+        offload=leaving,
+        optimizer=optimizer,
     )
     base = whole.plan
     costs = Costs(base.seconds, base.workspace_bytes, origin)
@@ -174,6 +195,7 @@ def _source(target: str, cost: str | None, device: str | None, means: Sequence[s
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
     leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
+    leaves += state_of(optimizer, Room(leaves).device)()
     free, link = Room(leaves).free_bytes(), _link(device_of(base.graph), means)
     return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, free, link)
 

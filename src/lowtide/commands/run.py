@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import SEED, device_option, json_option, print_json
+from lowtide.commands.common import SEED, device_option, json_option, offload_option, print_json
 from lowtide.documents import encode_document, read_document
+from lowtide.errors import PlanError
 from lowtide.files import check_outputs, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.check import check
+from lowtide.plan.leaves import parse_offload
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program
 from lowtide.suggest import did_you_mean
@@ -34,6 +36,7 @@ __all__ = ["run"]
 @click.option(
     "--only", default="recompute", metavar="MEANS", help="For a budget: recompute, offload, or both: a,b."
 )
+@offload_option
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @device_option
@@ -45,6 +48,7 @@ def run(
     program: str,
     budget: str | None,
     only: str,
+    offload: str,
     save_program: str | None,
     timeline: str | None,
     device: str,
@@ -57,19 +61,34 @@ def run(
     TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
     """
     check_outputs(save_program, timeline)
+    leaving = parse_offload(offload)
+    if leaving and budget is None:
+        raise click.UsageError("--offload is for plans: give a --budget too, as in --budget 50%")
     with needs_torch("running a step"):
         from lowtide import zoo
         from lowtide.execute.backend import PROGRAMS
         from lowtide.execute.compare import compare
         from lowtide.execute.fit import fit
+        from lowtide.execute.state import usual_optimizer
 
     built = zoo.build(target, device=device, seed=seed)
+    if "optimizer" in leaving and built.ending is not None:
+        raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
+    optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
     if budget is not None:
         if program != "plain":
             raise click.UsageError("give a --budget or a --program, not both")
-        plan = fit(built.loss, built.model, *built.batch, budget=budget, only=only).plan
-        planner = _given(plan.program)
+        plan = fit(
+            built.loss,
+            built.model,
+            *built.batch,
+            budget=budget,
+            only=only,
+            offload=leaving,
+            optimizer=optimizer,
+        ).plan
+        planner = _planned(plan)
         program = f"inside {format_bytes(plan.budget_bytes)}"
     else:
         planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
@@ -81,6 +100,7 @@ def run(
         in_place=program in PROGRAMS,  # a program that is given runs as it is
         trains=built.trains,
         update=built.ending,
+        optimizer=optimizer,
         seed=seed,
         repeats=repeats,
         progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
@@ -117,11 +137,22 @@ def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
     return _given(read_document(name, Program))
 
 
+def _planned(plan: Plan) -> Callable[[Graph], Program]:
+    """A planner that has a plan for the step already."""
+
+    def planner(graph: Graph) -> Program:
+        if plan.graph.ops != graph.ops:
+            raise PlanError("the step was captured differently the second time; report this as a bug")
+        return plan.program
+
+    return planner
+
+
 def _given(program: Program) -> Callable[[Graph], Program]:
     """A planner that has its program already."""
 
     def planner(graph: Graph) -> Program:
-        check(graph, program)
+        check(graph, program, offload=("parameters",))
         return program
 
     return planner

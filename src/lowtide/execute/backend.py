@@ -67,7 +67,7 @@ def backend(
     return compile_with(module, inputs, chosen, remember=remember)
 
 
-_OF_PLANS = ("only", "cost", "time_limit", "seed", "cache", "offload", "optimizer")
+_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")
 
 
 def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings, int]:

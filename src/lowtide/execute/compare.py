@@ -18,6 +18,7 @@ from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.bits import largest_difference, same_bits
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.state import state_of, with_state
 from lowtide.execute.timeline import StorageMarker
 from lowtide.execute.user_code import check_loss, in_the_users_terms, users_step
 from lowtide.graph import Graph, Recording, Timeline
@@ -105,6 +106,8 @@ class _Subject:
         self.device = next(iter(_tensors([*model.parameters(), *batch])), torch.empty(0)).device
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         changed = model.named_parameters() if updates else ()
+        self.state: Callable[[], Sequence[torch.Tensor]] = tuple
+        """Gives an optimiser's state."""
         # on the host, so that what the step has on the device does not change
         self._parameters = {name: p.detach().to("cpu", copy=True) for name, p in changed}
 
@@ -150,7 +153,7 @@ class _Subject:
         """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        leaves = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch])
+        leaves = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch, *self.state()])
         sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
         return sum(sizes.values())
 
@@ -182,6 +185,7 @@ def compare(
     trains: bool = True,
     update: Callable[[nn.Module], None] | None = None,
     in_place: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     repeats: int = 5,
     progress: Progress = lambda _: None,
@@ -191,13 +195,19 @@ def compare(
     ``update`` ends the step, if it is given: it changes the parameters by their gradients, as it stands on
     one side and as its captured operators on the other. The model is left as it was, without gradients.
     Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
-    timed: seconds are NaN.
+    timed: seconds are NaN. The state of an ``optimizer``, which takes no step here, counts as resident.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
+    subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
+
+    def watch(interpreter: Interpreter) -> None:
+        interpreter.state = subject.state
+        made.append(interpreter)
+
     compiled: Loss = torch.compile(
         loss,
-        backend=lambda module, inputs: compile_with(module, inputs, planner, made.append, in_place=in_place),
+        backend=lambda module, inputs: compile_with(module, inputs, planner, watch, in_place=in_place),
         fullgraph=True,
         dynamic=False,
     )
@@ -217,7 +227,7 @@ def compare(
     if not made:
         raise CaptureError("the step runs no operator on a tensor: there is nothing to compare")
     interpreter = made[-1]
-    graph, program = interpreter.joint.graph, interpreter.program
+    graph, program = with_state(interpreter.joint.graph, subject.state()), interpreter.program
     planned = _Way(compiled, interpreter=interpreter)
     if update is not None:
         ending = read_update(interpreter.joint, model, update)

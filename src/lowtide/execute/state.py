@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Role, Tensor
 
-__all__ = ["check_optimizer", "layout", "state_of", "with_state"]
+__all__ = ["check_optimizer", "layout", "state_of", "usual_optimizer", "with_state"]
 
 
 def check_optimizer(optimizer: Any, offload: Sequence[str]) -> None:
@@ -36,6 +37,17 @@ def state_of(
         return [v for v in values if isinstance(v, torch.Tensor) and v.device == device]
 
     return found
+
+
+def usual_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW for a model, with its state allocated; the parameters stay as they are, without gradients."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer
 
 
 def layout(tensors: Sequence[torch.Tensor]) -> Hashable:
