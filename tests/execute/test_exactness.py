@@ -9,14 +9,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowtide.execute.backend import compile_with
+from lowtide.plan.leaves import movable, with_absences
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from tests.execute.modules import CASES
+
+
+def parameters_away(graph):
+    """Every parameter is on the host whenever no operator uses it."""
+    return with_absences(graph, recompute_all(graph), movable(graph, ("parameters",)), 0)
+
 
 PROGRAMS = {
     "plain": store_all,
     "recompute-all": recompute_all,
     "offload-all": offload_all,
     "recompute-each-use": functools.partial(recompute_all, each_use=True),
+    "parameters-away": parameters_away,
 }
 STEPS = 2
 
