@@ -82,6 +82,11 @@ def test_leaves_are_gone_where_the_budget_asks_for_it_and_back_in_the_end():
     assert check(STEP, program, offload=BOTH).peak_bytes == peak
 
 
+def test_without_times_a_copy_starts_before_its_drop():
+    program = with_absences(STEP, PLAIN, movable(STEP, BOTH), 0)
+    assert check(STEP, program, offload=BOTH).peak_bytes == simulate(STEP, program).peak_bytes
+
+
 def test_without_crossing_all_are_there_between_the_parts():
     plain = simulate(STEP, PLAIN).peak_bytes
     program = absent(plain - 20, crossing=False)

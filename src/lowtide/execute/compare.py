@@ -236,6 +236,9 @@ def compare(
     progress("the program")
     subject.reset()
     resident = max(resident, subject.resident_bytes())
+    if interpreter.leaves:  # the recorder on the CPU knows only memory that was taken while it watched
+        subject.watch(planned)
+        subject.reset()
     storages, marked = subject.follow(planned)
     timeline = storages.timeline(marked, resident)
     subject.reset()

@@ -45,6 +45,8 @@ class Interpreter:
         self.travellers: list[Traveller] = []
         """Leaves that the latest forward sent to the host."""
         self._under_way: dict[int, Traveller] = {}
+        self._alone: dict[int, torch.Tensor] = {}
+        """Leaves that may leave, by their identity, for the backward to come."""
         self._away_between = _away_between(program, self.leaves)
         again = _run_again(program)
         self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
@@ -157,14 +159,17 @@ class Interpreter:
         places = [*self.joint.inputs, *range(size, size + len(state))]
         able = may_leave([*arguments, *state])
         frame.able = frozenset(t for t, alone in zip(places, able, strict=True) if alone and t is not None)
+        self._alone = {id(frame.table[t]): frame.table[t] for t in self.leaves & frame.able}
 
     def _go_on(self, frame: Frame) -> None:
         """Backward finds leaves as forward left them, or back already."""
         if not self.leaves:
             return
         frame.table += self.state()
-        for tensor in self.leaves:
-            value = frame.table[tensor] if tensor < len(frame.table) else None
+        values = {t: frame.table[t] for t in self.leaves if t < len(frame.table)}
+        known = {t for t, value in values.items() if value is not None}
+        frame.able = frozenset(t for t in known if self._alone.pop(id(values[t]), None) is values[t])
+        for tensor, value in values.items():
             one = self._under_way.pop(id(value), None)
             if one is not None and one.value is value:
                 one.show()

@@ -221,7 +221,8 @@ class _Absences:
         for leaf in sorted(first, key=lambda leaf: (-first[leaf], -leaf)):
             size = allocated_bytes(self.graph.tensors[leaf])
             following = min(self.begins[first[leaf]], following) - self.out(size)
-            found.append((max(0, bisect_right(self.begins, following) - 1), leaf))
+            at = bisect_right(self.begins, following) - 1
+            found.append((min(max(0, at), first[leaf]), leaf))
         return found[::-1]
 
     def _change(self, start: int, end: int, size: int) -> None:

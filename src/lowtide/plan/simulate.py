@@ -48,20 +48,19 @@ def simulate(
     memory.live += _copied(graph, program) + before
     lanes = lanes or Lanes(graph, link)
     storage = graph.storages() if _moves_leaves(memory, program) else []
-    between = 0
+    between = memory.live if storage else 0
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before
         if not isinstance(instruction, Run):
-            between = max(between, memory.live) if storage else 0
             memory.move(instruction)
-            between = max(between, memory.live) if storage else 0
             if isinstance(instruction, Drop):
                 lanes.drop(instruction.tensors, memory.is_here)
             elif isinstance(instruction, Send):
                 lanes.send(instruction.tensor, memory.is_here)
             elif isinstance(instruction, Fetch):
                 lanes.fetch(instruction.tensor)
+                between = max(between, memory.live) if storage else 0
             continue
         passing = memory.run(instruction)
         if instruction.op in states:
