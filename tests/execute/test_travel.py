@@ -312,10 +312,11 @@ def test_what_is_asked_wrongly():
 def test_evaluation_ends_with_everything_on_the_device():
     model, x = network(), batch()
     step = fitted(model, x)
-    with torch.no_grad():
-        first = step(model.eval(), x)
-        assert not everything_away()
-        assert torch.equal(first, loss(model, x))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            first = step(model.eval(), x)
+            assert not everything_away()
+            assert torch.equal(first, loss(model, x))
 
 
 @pytest.mark.parametrize("offload", ["parameters", "optimizer", "parameters,optimizer"])

@@ -185,7 +185,7 @@ def _handover(device: torch.device) -> float:
     """Seconds that a copy beside the computation costs it: an event before it, and waiting for its end."""
     cuda: Any = torch.cuda
     lane, current = cuda.Stream(device), cuda.current_stream(device)
-    work = torch.ones(1 << 24, device=device)
+    work = torch.ones(1 << 26, device=device)  # longer on the device than a copy takes on the host
     host = torch.empty(1024, pin_memory=True)
 
     def row(copies: bool) -> None:

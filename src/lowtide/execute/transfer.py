@@ -150,7 +150,7 @@ class _CudaTransfers(Transfers):
         if last_use is not None:
             self._out.wait_event(last_use)
         self._out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._out):
+        with torch.cuda.stream(self._out), torch.inference_mode():
             host.copy_(flat, non_blocking=True)
         return host, self._out.record_event()
 
@@ -165,7 +165,7 @@ class _CudaTransfers(Transfers):
         else:
             self._in.wait_event(sent)
         self._in.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._in):
+        with torch.cuda.stream(self._in), torch.inference_mode():
             flat.copy_(host, non_blocking=True)
         arrived = self._in.record_event()
         self._pool.used(host, arrived)
