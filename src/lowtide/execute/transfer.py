@@ -8,6 +8,7 @@ direction copies to memory that PyTorch's allocator does not count, so that ever
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -134,7 +135,7 @@ def _copy(pair: list[torch.Tensor], after: Future[None] | None = None) -> None:
     if after is not None:
         after.result()
     source, target = pair.pop(), pair.pop()
-    np.copyto(target.numpy(), source.numpy())
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())  # bytes, both of them
 
 
 class _CudaTransfers(Transfers):
