@@ -25,21 +25,17 @@ from lowtide.plan.simulate import simulate
 
 __all__ = ["with_offload"]
 
+_CAREFUL = 0.9
+"""The share of the link's rates that plans are chosen by; the bound, and what is told, are for all of it."""
 _LARGE = 1000
 """From so many operators on, recomputation alone gets half of the time."""
 _ROUNDS = 6
 """So often the cut program may grow."""
 _TRIES = (
-    (1.0, 0.99),
-    (0.95, 1.0),
-    (0.9, 1.0),
-    (1.0, 0.97),
-    (0.9, 0.97),
-    (0.8, 0.98),
-    (1.0, 0.93),
-    (0.6, 0.95),
+    *((0.9, 0.99), (1.0, 1.0), (0.85, 1.0), (0.9, 0.97)),
+    *((0.8, 0.98), (0.7, 1.0), (0.9, 0.93), (0.6, 0.95)),
 )
-"""Shares of the link and of the budget that the host's part is chosen for, besides the whole of both."""
+"""Shares of the link and of the budget that the host's part is chosen for, besides the careful ones."""
 _PRUNED = 4
 """So often storages that are waited for may stay on the device after all."""
 _ALONE = (1.0, 1.04, 1.1, 1.2)
@@ -59,6 +55,7 @@ class Away:
         progress: Progress | None,
     ) -> None:
         self.problem, self.budget, self.link = problem, budget, link
+        self.careful = slowed(link, _CAREFUL)
         self.time_limit, self.seed, self.progress = time_limit, seed, progress
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
@@ -125,7 +122,10 @@ class Away:
             if result.events is None or (len(cuts) > 1 and not result.solved):
                 return
             self.cuts = cuts
-            worst = self.attempt(result.away, result.events)
+            chosen = solve_cuts(
+                self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.careful
+            )
+            worst = self.attempt(chosen.away, chosen.events or ())
             if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
                 return
             cuts = cuts | {worst}
@@ -133,9 +133,7 @@ class Away:
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
         for share, part in _TRIES:
-            slower = replace(
-                self.link, to_host=self.link.to_host * share, to_device=self.link.to_device * share
-            )
+            slower = slowed(self.link, share)
             budget, cuts = max(1, int(self.budget * part)), sorted(self.cuts)
             seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
             result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
@@ -146,7 +144,7 @@ class Away:
 
     def attempt(self, away: Mapping[int, int], events: Collection[Event]) -> int:
         """Plan with these storages on the host; the instant where the plan first asked for most, or -1."""
-        wished = trips(self.problem, away, self.link, events=events)
+        wished = trips(self.problem, away, self.careful, events=events)
         if not wished:
             return -1
         problem = with_trips(self.problem, wished)
@@ -192,7 +190,7 @@ class Away:
     def prune(self, found: Found, taken: list[Trip], away: Mapping[int, int]) -> None:
         """Leave out storages that are waited for longest, as long as that helps."""
         for _ in range(_PRUNED):
-            waits = _waits(found.problem, found.events, self.link)
+            waits = _waits(found.problem, found.events, self.careful)
             if self.done() or not waits:
                 return
             longest = max(waits.values())
@@ -223,7 +221,7 @@ class Away:
         # an operator begins after what runs again before it
         whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
         begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
-        wished = trips(self.problem, away, self.link, begins, events)
+        wished = trips(self.problem, away, self.careful, begins, events)
         live = _by_instant(self.problem, found.problem, found.events)
         taken = relaxed(self.problem, taken, wished, live, self.budget)
         problem = with_trips(self.problem, taken)
@@ -234,8 +232,11 @@ class Away:
         return self.priced(easier), taken
 
     def priced(self, found: Found) -> Found:
-        """The plan with its waiting as part of its cost."""
-        cost = _overhead(found.problem, found.events, self.link)
+        """The plan with its waiting as part of its cost, should copies be a little late.
+
+        Times are never quite as measured: a plan whose copies end just in time would wait for them.
+        """
+        cost = _overhead(found.problem, found.events, self.careful)
         return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
 
 
@@ -257,11 +258,18 @@ def with_offload(
             raise
         search.interrupted = True
     best = search.best
+    if best is not None and best.problem.fetched:
+        best = replace(best, cost=_overhead(best.problem, best.events, link))
     if best is None:
         return None, search.bound, search.impossible
     bound, spent = min(search.bound, best.cost), time.monotonic() - search.began
     best = replace(best, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
     return best, bound, False
+
+
+def slowed(link: Link, share: float) -> Link:
+    """A link with a share of the rates."""
+    return replace(link, to_host=link.to_host * share, to_device=link.to_device * share)
 
 
 def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
