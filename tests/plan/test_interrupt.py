@@ -71,7 +71,7 @@ def test_in_the_middle_of_a_cut_program(unet, call, only, monkeypatch):
     assert "interrupted" in plan.explain()
 
 
-@pytest.mark.parametrize("call", [1, 2, 5])
+@pytest.mark.parametrize("call", [1, 2])
 def test_while_the_host_is_tried(unet, monkeypatch, call):
     """The plan that was interrupted counts, and nothing is tried afterwards."""
     calls = []
