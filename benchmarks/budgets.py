@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -198,11 +199,14 @@ def main() -> None:
                 rows.append(rival(target, name, chosen.device, chosen.repeats))
                 print(table(rows).splitlines()[-1], flush=True)
             except Exception as error:  # noqa: PERF203  a rival that cannot run this network is a result too
-                print(f"{target} {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+                told = f"{type(error).__name__}: {str(error)[:120]}".replace("\n", " ")
+                rows.append({"target": target, "way": name, "budget": "", "error": told})
+                print(table(rows).splitlines()[-1], flush=True)
     about = machine(chosen.device)
     document = {"date": str(date.today()), "machine": about, "repeats": chosen.repeats, "rows": rows}
     where = ", ".join(f"{k} {v}" for k, v in about.items())
-    text = f"# Steps inside budgets\n\n`python benchmarks/budgets.py`, {date.today()}; {where}\n\n{table(rows)}\n"
+    command = " ".join(["python benchmarks/budgets.py", *sys.argv[1:]])
+    text = f"# Steps inside budgets\n\n`{command}`, {date.today()}; {where}\n\n{table(rows)}\n"
     write_atomically(
         RESULTS / f"{chosen.name}-{chosen.device}.json", json.dumps(document, indent=2).encode() + b"\n"
     )

@@ -138,11 +138,12 @@ def main() -> None:
                 if not rows[-1]["fits"]:
                     break
     about = machine(chosen.device)
-    document = {"date": str(date.today()), "machine": about, "rows": rows}
+    command = " ".join(["python benchmarks/exact.py", *sys.argv[1:]])
+    document = {"date": str(date.today()), "command": command, "machine": about, "rows": rows}
     where = ", ".join(f"{k} {v}" for k, v in about.items())
     equal = sum(one["bitwise"] for one in rows)
     text = (
-        f"# Steps inside budgets, bit for bit\n\n`python benchmarks/exact.py`, {date.today()}; {where}\n\n"
+        f"# Steps inside budgets, bit for bit\n\n`{command}`, {date.today()}; {where}\n\n"
         f"{equal} of {len(rows)} comparisons are bitwise equal to eager PyTorch in loss, gradients and buffers.\n\n"
         f"{table(rows)}\n"
     )

@@ -11,11 +11,12 @@ import torch
 from click.testing import CliRunner
 
 from lowtide import zoo
-from lowtide.commands.main import cli, main
+from lowtide.commands.main import cli
 from lowtide.cost import Origin
 from lowtide.cost.device import cache_folder
 from lowtide.formats import native
 from lowtide.formats.registry import read_file
+from tests.commands.refusal import refused
 
 UNET = "unet:base=2,batch=1,size=188"
 
@@ -319,16 +320,6 @@ def test_an_update_belongs_to_the_step(options, tmp_path):
 def test_inference_is_a_step_without_backward(own, tmp_path):
     view = profile(f"{own}:frozen", tmp_path / "a.json")
     assert shown("show", tmp_path / "a.json")["ops"] == {"forward": view["operators"]}
-
-
-def refused(*arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert caught.value.code == 2, printed.err
-    assert "Traceback" not in printed.err
-    assert printed.out == ""
-    return printed.err
 
 
 BAD = {

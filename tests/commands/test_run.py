@@ -6,6 +6,7 @@ import torch
 from click.testing import CliRunner
 
 from lowtide.commands.main import cli, main
+from tests.commands.refusal import refused
 
 
 @pytest.fixture(autouse=True)
@@ -144,17 +145,6 @@ def own(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(textwrap.dedent(OWN))
     return path
-
-
-def refused(*arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert caught.value.code == 2, printed.err
-    assert "Traceback" not in printed.err
-    assert "the output cannot be written" not in printed.err
-    assert printed.out == ""
-    return printed.err
 
 
 @pytest.mark.parametrize("function", BAD)

@@ -23,6 +23,7 @@ from lowtide.graph import Graph, Tensor
 from lowtide.plan.plain import offload_all
 from lowtide.plan.program import Fetch, Program, Send
 from lowtide.units import format_bytes
+from tests.execute.small import batch, loss_of, network
 from tests.execute.test_transfer import late
 
 OOM = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 80.00 GiB of which 3.00 MiB is free."
@@ -33,22 +34,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     torch._dynamo.reset()
     return tmp_path
-
-
-def network():
-    torch.manual_seed(0)
-    layers = []
-    for _ in range(3):
-        layers += [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.2)]
-    return nn.Sequential(*layers, nn.Linear(32, 1))
-
-
-def loss_of(model, x):
-    return model(x).square().mean()
-
-
-def batch():
-    return torch.randn(256, 32, generator=torch.Generator().manual_seed(1))
 
 
 def fitted(model, x):
@@ -315,6 +300,15 @@ def test_a_plan_that_wants_more_of_the_host_than_it_has(monkeypatch):
         host.refuse_too_much(graph, Program((Send(0), Send(1))))
     with pytest.raises(RunError, match="11048 bytes"):  # the pool takes powers of two
         host.refuse_too_much(graph, Program((Send(0), Send(2))))
+
+
+def test_pinned_buffers_of_every_size_stay(monkeypatch):
+    monkeypatch.setattr(host, "available_bytes", lambda: 10_000)
+    sizes = (4096, 4096, 8000)
+    graph = Graph(tuple(Tensor(f"t{k}", size, device="cuda:0") for k, size in enumerate(sizes)), ())
+    host.refuse_too_much(graph, Program((Send(0), Fetch(0), Send(1), Fetch(1))))  # one after the other
+    with pytest.raises(RunError, match="12288 bytes"):  # never at once, but no buffer serves both
+        host.refuse_too_much(graph, Program((Send(0), Fetch(0), Send(2), Fetch(2))))
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -5,12 +5,13 @@ import json
 
 import pytest
 import torch
-from torch import nn
 
 import lowtide
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.execute.compare import compare
 from lowtide.plan.program import Run
+from tests.execute.small import batch, network
+from tests.execute.small import loss_of as loss
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +19,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     torch._dynamo.reset()
     return tmp_path
-
-
-def network():
-    torch.manual_seed(0)
-    layers = []
-    for _ in range(3):
-        layers += [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.2)]
-    return nn.Sequential(*layers, nn.Linear(32, 1))
-
-
-def loss(model, x):
-    return model(x).square().mean()
-
-
-def batch(rows=256):
-    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(1))
 
 
 def left_behind(model, step, x):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lowtide.cost.probe import host_memory
 from lowtide.errors import RunError
-from lowtide.graph import Graph
+from lowtide.graph import RESIDENT_ROLES, Graph
 from lowtide.plan.program import Fetch, Program, Send
 from lowtide.units import format_bytes
 
@@ -38,15 +38,7 @@ def refuse_too_much(graph: Graph, program: Program) -> None:
 
     A system that promises more memory than it has would end the process in the middle of a step.
     """
-    held: dict[int, int] = {}
-    most = 0
-    for line in program.instructions:
-        if isinstance(line, Send):
-            tensor = graph.tensors[line.tensor]
-            held[line.tensor] = _pinned(tensor.bytes) if tensor.device.startswith("cuda") else tensor.bytes
-            most = max(most, sum(held.values()))
-        elif isinstance(line, Fetch):
-            held.pop(line.tensor, None)
+    most = _plain_bytes(graph, program) + _pinned_bytes(graph, program)
     left = available_bytes() if most else 0
     if most > left:
         raise RunError(
@@ -56,9 +48,44 @@ def refuse_too_much(graph: Graph, program: Program) -> None:
         )
 
 
-def _pinned(size: int) -> int:
-    """What PyTorch's pool takes for so many bytes: a power of two."""
-    return 1 << max(0, size - 1).bit_length()
+def _plain_bytes(graph: Graph, program: Program) -> int:
+    """The most that tensors of the CPU take on their other side at once."""
+    held: dict[int, int] = {}
+    most = 0
+    for tensor, sent in _ways(graph, program):
+        if sent and not graph.tensors[tensor].device.startswith("cuda"):
+            held[tensor] = graph.tensors[tensor].bytes
+            most = max(most, sum(held.values()))
+        elif not sent:
+            held.pop(tensor, None)
+    return most
+
+
+def _pinned_bytes(graph: Graph, program: Program) -> int:
+    """What buffers take that serve step after step: for each size as many as are in use at once."""
+    held: dict[int, set[int]] = {}
+    most: dict[int, int] = {}
+    for tensor, sent in _ways(graph, program):
+        size = graph.tensors[tensor].bytes
+        if sent and graph.tensors[tensor].device.startswith("cuda"):
+            held.setdefault(size, set()).add(tensor)
+            most[size] = max(most.get(size, 0), len(held[size]))
+        elif not sent:
+            held.get(size, set()).discard(tensor)
+    # PyTorch's pool takes a power of two for each
+    return sum(count << max(0, size - 1).bit_length() for size, count in most.items())
+
+
+def _ways(graph: Graph, program: Program) -> Iterator[tuple[int, bool]]:
+    """Tensors in the order in which they leave for the host (True) and are not needed there any more.
+
+    One copy of a leaf serves the whole step.
+    """
+    for line in program.instructions:
+        if isinstance(line, Send):
+            yield line.tensor, True
+        elif isinstance(line, Fetch) and graph.tensors[line.tensor].role not in RESIDENT_ROLES:
+            yield line.tensor, False
 
 
 def _of_system() -> int:

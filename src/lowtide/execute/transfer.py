@@ -120,7 +120,10 @@ def _started(lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: An
     try:
         return lane.submit(work, *arguments)
     except RuntimeError as error:
-        raise RunError(f"the host cannot start a thread to copy tensors with: {error}") from error
+        raise RunError(
+            f"the host cannot start a thread to copy tensors with: {error}; end other programs, raise the "
+            "limit of threads (ulimit -u), or plan without offload: only='recompute'"
+        ) from error
 
 
 def _nothing() -> None:

@@ -42,7 +42,7 @@ _ALONE = (1.0, 1.04, 1.1, 1.2)
 """Without recomputation: shares of what is too much that go to the host, first made first."""
 
 
-class Away:
+class _Away:
     """The search, and what it knows so far."""
 
     def __init__(
@@ -153,62 +153,61 @@ class Away:
         self.complete(wished, away, events)
         if live[worst] <= self.budget:
             return -1
-        if self.done():
-            return worst
-        self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
+        if not self.done():
+            self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
         return worst
 
     def complete(self, taken: list[Trip], away: Mapping[int, int], events: Collection[Event]) -> None:
-        """Plan recomputation beside the trips."""
-        problem = with_trips(self.problem, taken)
-        start = carried(self.problem, problem, events)
-        found = self.recomputed(problem, start, 0.1)
-        if found is None:
-            return
-        priced = self.priced(found)
-        self.offer(priced)
-        if found.problem is not problem:
-            return
-        relaxed = self.relax(found, taken, away)
-        if relaxed is not None:
-            self.offer(relaxed[0])
-            priced, taken = min((priced, taken), relaxed, key=lambda one: one[0].cost)
-        if not self.done():
-            self.prune(priced, taken, away)
-
-    def recomputed(self, problem: Problem, start: Iterable[Event], share: float) -> Found | None:
-        """The best recomputation found, with a share of the time limit, for a problem with storages away."""
-        effort = max(0.2, share * self.time_limit)
-        found = recompute_or_none(
-            problem, self.budget, effort=effort, left=self.left(), seed=self.seed, starts=[start]
-        )
-        if found is not None and found.interrupted:  # it may be the best, and ends the whole search
-            self.offer(self.priced(found))
-            raise KeyboardInterrupt
-        return found
-
-    def prune(self, found: Found, taken: list[Trip], away: Mapping[int, int]) -> None:
-        """Leave out storages that are waited for longest, as long as that helps."""
+        """Plan beside the trips, then without those that are waited for longest, as long as that helps."""
+        best = self.planned(taken, away, self.problem, events, 0.1)
         for _ in range(_PRUNED):
+            if best is None or self.done():
+                return
+            found, taken = best
             waits = _waits(found.problem, found.events, self.careful)
-            if self.done() or not waits:
-                return
-            longest = max(waits.values())
+            longest = max(waits.values(), default=0.0)
             staying = {s for s, wait in waits.items() if wait > longest / 2}
-            taken = [trip for trip in taken if trip.storage not in staying]
-            problem = with_trips(self.problem, taken)
-            start = carried(found.problem, problem, found.events)
-            other = self.recomputed(problem, start, 0.05)
-            if other is None or other.problem is not problem:
+            if not staying:
                 return
-            best = self.priced(other)
-            relaxed = self.relax(other, taken, away)
-            if relaxed is not None and relaxed[0].cost < best.cost:
-                best, taken = relaxed
-            self.offer(best)
-            if best.cost >= found.cost:
+            fewer = [trip for trip in taken if trip.storage not in staying]
+            best = self.planned(fewer, away, found.problem, found.events, 0.05)
+            if best is not None and best[0].cost >= found.cost:
                 return
-            found = best
+
+    def planned(
+        self,
+        taken: list[Trip],
+        away: Mapping[int, int],
+        source: Problem,
+        events: Collection[Event],
+        share: float,
+    ) -> tuple[Found, list[Trip]] | None:
+        """The best recomputation beside the trips, with a share of the time limit, and the trips relaxed.
+
+        ``events`` are a schedule of ``source`` to start from.
+        """
+        problem = with_trips(self.problem, taken)
+        found = recompute_or_none(
+            problem,
+            self.budget,
+            effort=max(0.2, share * self.time_limit),
+            left=self.left(),
+            seed=self.seed,
+            starts=[carried(source, problem, events)],
+        )
+        if found is None:
+            return None
+        best = self.priced(found), taken
+        self.offer(best[0])
+        if found.interrupted:  # it may be the best, and ends the whole search
+            raise KeyboardInterrupt
+        if found.problem is not problem:
+            return None
+        easier = self.relax(found, taken, away)
+        if easier is not None and easier[0].cost < best[0].cost:
+            self.offer(easier[0])
+            return easier
+        return best
 
     def relax(
         self, found: Found, taken: list[Trip], away: Mapping[int, int]
@@ -248,9 +247,9 @@ def with_offload(
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Found | None, int, bool]:
-    """The best plan found, the bound on what any plan takes, and whether it is sure that there is none."""
-    search = Away(problem, budget, link, time_limit, seed, progress)
+) -> tuple[Found | None, bool]:
+    """The best plan found with its bound; where there is none, whether it is proven that none exists."""
+    search = _Away(problem, budget, link, time_limit, seed, progress)
     try:
         search.work()
     except KeyboardInterrupt:
@@ -258,13 +257,12 @@ def with_offload(
             raise
         search.interrupted = True
     best = search.best
-    if best is not None and best.problem.fetched:
-        best = replace(best, cost=_overhead(best.problem, best.events, link))
     if best is None:
-        return None, search.bound, search.impossible
-    bound, spent = min(search.bound, best.cost), time.monotonic() - search.began
-    best = replace(best, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
-    return best, bound, False
+        return None, search.impossible
+    cost = _overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
+    spent = time.monotonic() - search.began
+    bound = min(search.bound, cost)
+    return replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted), False
 
 
 def slowed(link: Link, share: float) -> Link:
@@ -274,24 +272,26 @@ def slowed(link: Link, share: float) -> Link:
 
 def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
     """A schedule of a problem as one of the same problem with other storages away."""
-    place = {op: k for k, op in enumerate(target.ops) if op >= 0}
-    new, at = [0] * len(source.ops), len(target.ops) - 1
-    for k in reversed(range(len(source.ops))):
-        new[k] = at = place.get(source.ops[k], at)
-    return frozenset((new[t], new[v]) for t, v in events)
+    place = _places(source, target)
+    return frozenset((place[t], place[v]) for t, v in events)
 
 
 def _by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
     """The most bytes that are live before or while each operator of ``source`` runs."""
     outcome = evaluate(problem, events)
-    place = {op: k for k, op in enumerate(source.ops)}
-    old, at = [0] * len(problem.ops), len(source.ops) - 1
-    for k in reversed(range(len(problem.ops))):
-        at = place.get(problem.ops[k], at)
-        old[k] = at
+    place = _places(problem, source)
     found = [0] * len(source.ops)
     for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
-        found[old[instant]] = max(found[old[instant]], live)
+        found[place[instant]] = max(found[place[instant]], live)
+    return found
+
+
+def _places(source: Problem, target: Problem) -> list[int]:
+    """For each operator of a problem its place in another; for a copy that of the operator after it."""
+    known = {op: k for k, op in enumerate(target.ops) if op >= 0}
+    found, at = [0] * len(source.ops), len(target.ops) - 1
+    for k in reversed(range(len(source.ops))):
+        found[k] = at = known.get(source.ops[k], at)
     return found
 
 

@@ -211,7 +211,8 @@ class _Program:
     def _lanes(self, link: Link) -> None:
         """What a window takes from the host was made and copied before its cut, and comes before it is read.
 
-        ``waits`` is any time before the first cut, and in each window, that no mandatory operator takes.
+        Copies have the time of the mandatory operators, that of what runs again (``here``, in all windows so
+        far ``extra``), and any time of waiting, which costs.
         """
         problem, rows = self.problem, self.rows
         second = problem.scale / self.unit

@@ -90,7 +90,8 @@ def make_plan(
     tried: list[_Tried] = []
     refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
     for leaves in chosen:
-        there, bound = streamed(problem, leaves, crossing=crossing) if leaves else problem, 0
+        there = streamed(problem, leaves, crossing=crossing) if leaves else problem
+        bound = 0
         try:
             found = search(
                 there,
@@ -101,7 +102,8 @@ def make_plan(
                 only=only,
                 link=link,
             )
-            bound = found.bound
+            if leaves == chosen[-1]:  # only where all of them may leave the bound holds for any plan
+                bound = found.bound
             tried.append(_with_leaves_away(there, costs, found, leaves, asked, crossing=crossing))
         except InfeasibleError as error:
             refused.append((there, error, leaves))
@@ -112,8 +114,6 @@ def make_plan(
     if not tried:
         raise _refused(*refused[-1], asked)
     best = min(tried, key=lambda one: one.seconds)
-    if leaves != chosen[-1]:  # only where all of them may leave the bound holds for any plan
-        bound = 0
     found = replace(best.found, bound=min(bound, best.found.cost))
     if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, look_for_smallest, seed)
@@ -202,13 +202,15 @@ def _refused(
         return told
     said = (
         f"no plan fits {format_bytes(asked.budget)} ({asked.budget} bytes): when the step ends, all that "
-        f"left is back beside the gradients, which takes {format_bytes(end)} ({end} bytes)"
+        f"left is back beside the gradients, which takes {format_bytes(end)} ({end} bytes); give more than "
+        "that, or take a model or an optimiser that needs less"
     )
     return InfeasibleError(
         said,
         budget=asked.budget,
         smallest_budget=max(end, told.smallest_budget),
         floor=max(end, told.floor),
+        proven=True,
     )
 
 

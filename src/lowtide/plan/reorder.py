@@ -6,7 +6,7 @@ random ones, those that update a tensor, and those that may run only once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from lowtide.plan.problem import Problem
 
@@ -41,7 +41,7 @@ def _movable(problem: Problem, v: int) -> bool:
     return problem.again[v] and alone and not fixed and not set(op.inputs) & set(op.outputs)
 
 
-def _hoist(line: list[int], v: int, after: Sequence[int] | set[int]) -> None:
+def _hoist(line: list[int], v: int, after: Collection[int]) -> None:
     """Move an operator to right after the last of those it must follow."""
     at = line.index(v)
     to = max((k + 1 for k in range(at) if line[k] in after), default=0)

@@ -47,7 +47,7 @@ def search(
         return recompute(problem, budget, time_limit=time_limit, seed=seed, progress=progress, starts=starts)
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
-    best, _, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
+    best, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
     if best is None:
         known = smallest_budget(problem, time_limit=2.0, seed=seed)
         if known.budget <= budget:
