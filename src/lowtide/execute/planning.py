@@ -108,7 +108,8 @@ def plan_joint(
         settings = replace(settings, budget=Budget(share=1.0))
     graph = with_state(graph, state)
     free = room.free_bytes() if settings.budget.auto else None
-    beside = room.beside_bytes()
+    link = link_of(device) if "offload" in settings.only else None
+    beside = room.beside_bytes()  # after all that was measured: libraries have taken what they keep
     kept = _Kept(graph, able, settings, device, (beside, free), pinned)
     plan = kept.load()
     if plan is None:
@@ -118,7 +119,7 @@ def plan_joint(
             settings.budget,
             able=able,
             only=settings.only,
-            link=link_of(device) if "offload" in settings.only else None,
+            link=link,
             beside_bytes=beside,
             free_bytes=free,
             time_limit=settings.time_limit,

@@ -43,7 +43,8 @@ class Room:
         return int((free + held) * (1 - _MARGIN)) + torch.cuda.memory_allocated(self.device)
 
     def _settled(self) -> None:
-        """Libraries take their own memory at their first call: let that be now."""
-        small = torch.ones(16, 16, device=self.device)
-        torch.mm(small, small)
-        torch.nn.functional.linear(small, small, small[0])
+        """Libraries take memory at their first call in a thread: let that be now, in autograd's too."""
+        with torch.enable_grad():
+            small = torch.ones(16, 16, device=self.device, requires_grad=True)
+            made = torch.nn.functional.linear(torch.mm(small, small), small, small[0])
+            torch.autograd.grad(made.sum(), small)

@@ -38,6 +38,10 @@ _TRIES = (
 """Shares of the link and of the budget that the host's part is chosen for, besides the careful ones."""
 _PRUNED = 4
 """So often storages that are waited for may stay on the device after all."""
+_ENDING = 0.92
+"""Share of the time limit after which nothing new is begun: what has begun may take a little longer."""
+_GROWING = 0.3
+"""Share of the time limit in which the bound grows."""
 _ALONE = (1.0, 1.04, 1.1, 1.2)
 """Without recomputation: shares of what is too much that go to the host, first made first."""
 
@@ -68,7 +72,7 @@ class _Away:
 
     def left(self) -> float:
         """Seconds to the deadline."""
-        return self.time_limit - (time.monotonic() - self.began)
+        return _ENDING * self.time_limit - (time.monotonic() - self.began)
 
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
@@ -104,31 +108,34 @@ class _Away:
             self.attempt(away, events)
 
     def grow(self) -> None:
-        """Solve the cut program, try its solution, add a cut where that exceeds the budget, and again."""
-        cuts = self.cuts
-        for _ in range(_ROUNDS):
-            if self.done():
-                return
-            share = 0.15 if self.bound else 0.3
-            seconds = max(0.2, min(self.left(), self.time_limit * share))
-            result = solve_cuts(
-                self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.link
-            )
-            if not result.feasible:
-                self.impossible = self.best is None
-                return
-            self.bound = max(self.bound, result.bound)
-            self.report()
-            if result.events is None or (len(cuts) > 1 and not result.solved):
-                return
-            self.cuts = cuts
-            chosen = solve_cuts(
-                self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=self.careful
-            )
-            worst = self.attempt(chosen.away, chosen.events or ())
-            if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
-                return
-            cuts = cuts | {worst}
+        """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
+
+        Some rounds give the bound, the others plans, for copies that are a little late.
+        """
+        for link in (self.link, self.careful):
+            cuts, until = self.cuts, self.left() - self.time_limit * _GROWING
+            for _ in range(_ROUNDS):
+                if self.done() or (link is self.link and self.left() < until):
+                    break
+                share = 0.15 if self.bound else 0.3
+                seconds = max(0.2, min(self.left(), self.time_limit * share))
+                result = solve_cuts(
+                    self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=link
+                )
+                if not result.feasible:
+                    self.impossible = self.best is None and link is self.link
+                    break
+                if link is self.link:
+                    self.bound = max(self.bound, result.bound)
+                    self.report()
+                if result.events is None or (len(cuts) > 1 and not result.solved and link is self.link):
+                    break
+                self.cuts = cuts
+                plan = self.attempt if link is self.careful else self.most
+                worst = plan(result.away, result.events)
+                if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
+                    break
+                cuts = cuts | {worst}
 
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
@@ -144,18 +151,28 @@ class _Away:
 
     def attempt(self, away: Mapping[int, int], events: Collection[Event]) -> int:
         """Plan with these storages on the host; the instant where the plan first asked for most, or -1."""
-        wished = trips(self.problem, away, self.careful, events=events)
+        wished, live, worst = self.wished(away, events, self.careful)
+        if wished:
+            self.complete(wished, away, events)
+        if worst >= 0 and not self.done():
+            self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
+        return worst
+
+    def most(self, away: Mapping[int, int], events: Collection[Event]) -> int:
+        """The instant at which most is live above the budget, should copies be as fast as can be; or -1."""
+        return self.wished(away, events, self.link)[2]
+
+    def wished(
+        self, away: Mapping[int, int], events: Collection[Event], link: Link
+    ) -> tuple[list[Trip], list[int], int]:
+        """Trips as the link allows them, what is live then, and the instant most above the budget, or -1."""
+        wished = trips(self.problem, away, link, events=events)
         if not wished:
-            return -1
+            return wished, [], -1
         problem = with_trips(self.problem, wished)
         live = _by_instant(self.problem, problem, carried(self.problem, problem, events))
         worst = max(range(len(live)), key=live.__getitem__)
-        self.complete(wished, away, events)
-        if live[worst] <= self.budget:
-            return -1
-        if not self.done():
-            self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
-        return worst
+        return wished, live, worst if live[worst] > self.budget else -1
 
     def complete(self, taken: list[Trip], away: Mapping[int, int], events: Collection[Event]) -> None:
         """Plan beside the trips, then without those that are waited for longest, as long as that helps."""

@@ -35,13 +35,13 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
     for start in (_for_each_use(problem), greedy(problem, floor), greedy(problem, floor + floor // 10)):
         best = min(best, evaluate(problem, start), key=_peak)
     plain = evaluate(problem, ())
-    moves = max(10_000, 24_000_000 // max(1, len(problem.ops)))
-    fraction, misses = 0.5, 0
+    moves = max(10_000, 12_000_000 // max(1, len(problem.ops)))
+    fraction, misses = 0.3, 0
     for k in range(40):
         if best.peak <= floor or time.monotonic() > end or misses >= 8:
             break
         target = min(best.peak - 1, int(best.peak - (best.peak - floor) * fraction))
-        found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 > 1)
+        found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 < 2)
         if found is not None and found.peak < best.peak:
             best = found
         else:
