@@ -1,0 +1,94 @@
+"""Reductions: sums and means, which parts add up to, and others, which need all of what they reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.graph.access.call import Call, Indices, Rule, Shape, same
+from lowtide.graph.access.index import Index, Same, Until, Whole
+from lowtide.graph.access.relation import Relation
+
+__all__ = ["RULES"]
+
+
+def _kept(source: Shape, shape: Shape, dims: Sequence[int], reduced: Sequence[Index]) -> Indices:
+    """Dimensions that stay are read where they are written, the others as said."""
+    keeps = len(source) == len(shape)
+    found: list[Index] = []
+    axis = 0
+    for d in range(len(source)):
+        if d in dims:
+            found.append(reduced[list(dims).index(d)])
+            axis += keeps
+        else:
+            found.append(Same(axis))
+            axis += 1
+    return tuple(found)
+
+
+def _sum(*, scaled: bool) -> Rule:
+    """Of everything, or of some dimensions."""
+
+    def rule(call: Call) -> list[Relation]:
+        shape, given = call.outputs[0], call.value(0)
+        source = call.shape(given) or ()
+        dims = call.dims(call.value(1), len(source))
+        place = _kept(source, shape, dims, same(len(dims), len(shape)))
+        return [call.relation(shape, [(given, place)], sums=[source[d] for d in dims], scaled=scaled)]
+
+    return rule
+
+
+def _all(position: int) -> Rule:
+    """Operators whose result needs all of the dimensions that this argument names."""
+
+    def rule(call: Call) -> list[Relation] | None:
+        if any(call.shape(v) is not None for v in call.values()[1:]):
+            return None
+        given = call.value(0)
+        source = call.shape(given) or ()
+        dims = call.dims(_dims(call, position), len(source))
+        places = [(s, _kept(source, s, dims, [Whole()] * len(dims))) for s in call.outputs]
+        return [call.relation(shape, [(given, place)]) for shape, place in places]
+
+    return rule
+
+
+def _dims(call: Call, position: int) -> object:
+    """The dimensions; a switch in their place belongs to a form that takes everything."""
+    value = call.value(position)
+    return None if isinstance(value, bool) else value
+
+
+def _softmax(*read: int) -> Rule:
+    """These arguments along the whole of a dimension, which stands behind them."""
+
+    def rule(call: Call) -> list[Relation]:
+        shape = call.outputs[0]
+        dims = call.dims(call.value(read[-1] + 1), len(shape))
+        place = _kept(shape, shape, dims, [Whole()] * len(dims))
+        return [call.relation(shape, [(call.value(k), place) for k in read])]
+
+    return rule
+
+
+def _running(call: Call) -> list[Relation]:
+    """Everything up to an element, along a dimension."""
+    dim = call.dims(call.value(1), len(call.outputs[0]))
+    return [
+        call.relation(shape, [(call.value(0), _kept(shape, shape, dim, [Until(d) for d in dim]))])
+        for shape in call.outputs
+    ]
+
+
+_WHOLE = "all amax amin any argmax argmin logsumexp max median min prod std std_mean var var_mean"
+_RUNNING = "cummax cummin cumprod cumsum logcumsumexp"
+
+RULES: dict[str, Rule] = (
+    {"sum": _sum(scaled=False), "mean": _sum(scaled=True)}
+    | {kind: _all(1) for kind in _WHOLE.split()}
+    | {"linalg_vector_norm": _all(2), "norm": _all(2)}
+    | {"_softmax": _softmax(0), "_log_softmax": _softmax(0)}
+    | {"_softmax_backward_data": _softmax(0, 1), "_log_softmax_backward_data": _softmax(0, 1)}
+    | dict.fromkeys(_RUNNING.split(), _running)
+)

@@ -1,0 +1,59 @@
+"""``access(graph, op)``: the rule of an operator's kind, asked."""
+
+from __future__ import annotations
+
+from lowtide.graph.access import (
+    attention,
+    convolution,
+    layout,
+    lookup,
+    loss,
+    normalize,
+    pointwise,
+    pool,
+    product,
+    reduction,
+    reshape,
+)
+from lowtide.graph.access.call import Call, Rule
+from lowtide.graph.access.relation import Access
+from lowtide.graph.types import Graph, Op
+
+__all__ = ["access"]
+
+_FAMILIES = (
+    pointwise,
+    convolution,
+    pool,
+    layout,
+    reshape,
+    product,
+    reduction,
+    normalize,
+    loss,
+    lookup,
+    attention,
+)
+_RULES: dict[str, Rule] = {kind: rule for family in _FAMILIES for kind, rule in family.RULES.items()}
+
+
+def access(graph: Graph, op: Op) -> Access:
+    """Which part of each input the operator reads for a part of each of its outputs.
+
+    An operator that no rule knows, or whose arguments or shapes the graph does not tell, needs everything.
+    """
+    rule = _rule(op)
+    call = Call(graph, op)
+    told = all(graph.tensors[t].shape is not None for t in (*op.inputs, *op.outputs))
+    relations = rule(call) if rule is not None and told and "arguments" in op.attributes else None
+    if relations is None:
+        return Access(False, tuple(map(call.everything, call.outputs)))
+    return Access(True, tuple(relations))
+
+
+def _rule(op: Op) -> Rule | None:
+    """By kind; an operator in place reads what the other one reads, and its first argument is the output."""
+    if not op.kind.startswith("aten."):
+        return None
+    kind = op.kind.removeprefix("aten.")
+    return _RULES.get(kind) or _RULES.get(kind.removesuffix("_"))
