@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowtide.graph.access import (
     attention,
+    batchnorm,
     convolution,
     layout,
     lookup,
@@ -13,6 +14,7 @@ from lowtide.graph.access import (
     pool,
     product,
     reduction,
+    resample,
     reshape,
 )
 from lowtide.graph.access.call import Call, Rule
@@ -30,9 +32,11 @@ _FAMILIES = (
     product,
     reduction,
     normalize,
+    batchnorm,
     loss,
     lookup,
     attention,
+    resample,
 )
 _RULES: dict[str, Rule] = {kind: rule for family in _FAMILIES for kind, rule in family.RULES.items()}
 
