@@ -13,6 +13,7 @@ from lowtide.cost.watch import Marker
 from lowtide.execute.exhausted import in_spite_of
 from lowtide.execute.in_place import refuse_in_place
 from lowtide.execute.lines import Frame, Line, Running, prepared
+from lowtide.execute.loops import Turning
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.execute.travel import Traveller, bring_back, everything_away, may_leave
@@ -65,7 +66,7 @@ class Interpreter:
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
         self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
         self._undisturbed = _before_first_update(joint, program)
-        self._forward, self._backward = prepared(joint, program, self.states, self.leaves)
+        self._forward, self._backward = prepared(joint, program, self.states, self.leaves, Turning)
         self._transfers = _lanes(joint, program)
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
 from lowtide.execute.travel import Traveller, bring_back
-from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
+from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 
 __all__ = ["Frame", "Line", "Running", "prepared"]
 
@@ -167,11 +167,19 @@ class Running(Line):
     )  # fmt: skip
 
     def __init__(
-        self, joint: Joint, run: Run, state: int | None, first: bool, awaited: tuple[int, ...]
+        self,
+        joint: Joint,
+        run: Run,
+        state: int | None,
+        first: bool,
+        awaited: tuple[int, ...],
+        function: Any = None,
     ) -> None:
         call = joint.calls[run.op]
         self.op = run.op
-        self.function = call.target if run.in_place is None else in_place_variant(call.target)
+        self.function = function or call.target
+        if run.in_place is not None:
+            self.function = in_place_variant(call.target)
         self.args, self.kwargs = list(call.args), dict(call.kwargs)
         self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
         op = joint.graph.ops[run.op]
@@ -219,11 +227,16 @@ class Running(Line):
 
 
 def prepared(
-    joint: Joint, program: Program, states: Sequence[int], leaves: frozenset[int] = frozenset()
+    joint: Joint,
+    program: Program,
+    states: Sequence[int],
+    leaves: frozenset[int] = frozenset(),
+    loops: Callable[[Any, Loop, Sequence[Body]], Any] | None = None,
 ) -> tuple[list[Line], list[Line]]:
     """Both parts of a Program; ``states`` are the random operators whose state is kept.
 
-    ``leaves`` are the leaves that it sends to the host; those beyond the graph are optimiser state.
+    ``leaves`` are the leaves that it sends to the host; those beyond the graph are optimiser state. ``loops``
+    makes the function that runs a Loop, from what its operator stands for.
     """
     place = {op: k for k, op in enumerate(states)}
     last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
@@ -256,6 +269,10 @@ def prepared(
         awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
         first = line.op not in seen
         seen.add(line.op)
+        if isinstance(line, Loop):
+            assert loops is not None
+            turning = loops(joint.calls[line.op].target, line, program.bodies)
+            return Running(joint, line, None, first, awaited, turning)
         return Running(joint, line, place.get(line.op), first, awaited)
 
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]

@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Drop", "Fetch", "Instruction", "Program", "Run", "Send"]
+from lowtide.graph import Graph, Rect
+
+__all__ = ["Body", "Drop", "Fetch", "Instruction", "Loop", "Program", "Run", "Send", "Tile"]
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="run", gc=False):
@@ -20,6 +22,22 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     op: int
     in_place: int | None = None
     """Position in the operator's inputs of the tensor whose storage the first output takes over."""
+
+
+class Tile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One turn of a loop: which body, and for which box of the axes that are cut."""
+
+    body: int
+    over: Rect
+
+
+class Loop(Run, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="loop", gc=False):
+    """Run an operator that stands for a region of the step, tile after tile.
+
+    Each tile runs a body of the Program on its parts of the operator's inputs and adds to the outputs.
+    """
+
+    tiles: tuple[Tile, ...] = ()
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", gc=False):
@@ -43,7 +61,7 @@ class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fetch"
     tensor: int
 
 
-Instruction = Run | Drop | Send | Fetch
+Instruction = Run | Loop | Drop | Send | Fetch
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +69,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    """What loops run, a step of its own each."""
     lowtide: Literal["program"] = "program"
     version: Literal[1] = 1
 
@@ -58,3 +78,13 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def instructions(self) -> tuple[Instruction, ...]:
         """Both parts, one after the other."""
         return self.forward + self.backward
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step of one tile, and the Program that runs it."""
+
+    graph: Graph
+    program: Program
+    workspace_bytes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    """What each of its operators was taken to cost."""

@@ -1,0 +1,258 @@
+"""A step in tiles: the part of the loss that a box of its summed axes adds, differentiated by itself.
+
+    loss = sum over boxes of what each box adds        axes: batch, rows or tokens, height, width
+
+What a box needs of every tensor follows from the access relation, back from the loss to the inputs: halos where
+windows overlap, whole parameters. Its forward operators are written anew for these parts, and AOTAutograd gives
+their backward, so that gradients of tiles that overlap add up to those of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from lowtide.capture.builder import Call
+from lowtide.capture.differentiate import Example, differentiated
+from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.local import Part, emit, loss_total, supported
+from lowtide.errors import CaptureError
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role
+from lowtide.graph.access import access
+
+__all__ = ["Tile", "Tiling", "values_read"]
+
+aten = torch.ops.aten
+_MASKED = "aten.native_dropout"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One box of the loss's summed axes, as a step of its own that adds to gradients."""
+
+    over: Rect
+    given: tuple[tuple[int, Rect], ...]
+    """Tensors of the step that go in, and which part of each."""
+    totals: bool
+    """Whether the weight of all targets goes in behind them."""
+    wanted: tuple[int, ...]
+    """Positions in ``given`` of what has a gradient: so many parts of gradients go in last."""
+    joint: Joint
+    """The tile's own step: its result is what it adds to the loss."""
+
+
+class Tiling:
+    """How a captured step can be cut; a CaptureError says what stands against it."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint, self.graph = joint, joint.graph
+        self.steps = [
+            (op, call)
+            for op, call in zip(joint.graph.ops, joint.calls, strict=True)
+            if op.phase is Phase.FORWARD
+        ]
+        self.loss = self._loss()
+        self.adds = self._adds()
+        """The operator that sums up what the tiles add."""
+        self.axes: tuple[int, ...] = access(self.graph, self.adds).relations[0].sums
+        """Lengths of the axes that can be cut."""
+        self.differentiable = {
+            t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
+        }
+
+    def _loss(self) -> int:
+        joint, graph = self.joint, self.joint.graph
+        if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
+            raise CaptureError("only a step that gives one loss can run in tiles")
+        tensor = graph.tensors[joint.outputs[0]]
+        if tensor.shape not in ((), (1,)):
+            raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
+        for t in graph.attributes.get("updated", ()):
+            raise CaptureError(f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch")
+        return joint.outputs[0]
+
+    def _adds(self) -> Op:
+        """From the loss back over what is linear in it, to the sum itself."""
+        maker = {t: op for op, _ in self.steps for t in op.outputs}
+        tensor = self.loss
+        while (op := maker.get(tensor)) is not None:
+            relation = access(self.graph, op).relations[op.outputs.index(tensor)]
+            if relation.sums:
+                return op
+            if not _linear(op, self.graph):
+                raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
+            tensor = op.inputs[0]
+        raise CaptureError("the loss is no sum over a batch, rows or an image")
+
+    def boxes(self, parts: Sequence[int]) -> list[Rect]:
+        """A grid of boxes over the axes, row by row; sizes along an axis differ by one at most."""
+        found = [Rect.of_shape(self.axes)]
+        for axis, count in enumerate(parts):
+            found = [piece for box in found for piece in box.split(axis, count)]
+        return found
+
+    def needed(self, over: Rect) -> tuple[dict[int, Rect], set[int]]:
+        """The part of every tensor that a box needs; and those among them that are made as a whole before."""
+        graph = self.graph
+        box = Rect.of_shape(graph.tensors[self.loss].shape or ())
+        needed, before = {self.loss: box}, set[int]()
+        for op, _ in reversed(self.steps):
+            for output, t in enumerate(op.outputs):
+                if t not in needed:
+                    continue
+                why = supported(op, graph, needed[t], output)
+                relation = access(graph, op).relations[output]
+                if op.kind == _MASKED and output == 0:  # the mask is drawn before, of all
+                    mask = op.outputs[1]
+                    needed[mask] = needed.get(mask, needed[t]).hull(needed[t])
+                    before.add(mask)
+                elif why is not None:
+                    self._may_be_before(op, why)
+                    before.add(t)
+                    continue
+                for source, need in zip(
+                    op.inputs, relation.needs(needed[t], over if op is self.adds else None), strict=True
+                ):
+                    if need is not None and not need.empty:
+                        needed[source] = needed.get(source, need).hull(need)
+        return needed, before
+
+    def _may_be_before(self, op: Op, why: str) -> None:
+        """What is made as a whole must not depend on anything that has a gradient."""
+        maker = {t: one for one, _ in self.steps for t in one.outputs}
+        stack, seen = [op], set()
+        while stack:
+            one = stack.pop()
+            for t in values_read(self.graph, one):
+                if t in self.differentiable:
+                    raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {why}")
+                if t in maker and t not in seen:
+                    seen.add(t)
+                    stack.append(maker[t])
+
+    def tiles(self, boxes: Sequence[Rect]) -> list[Tile]:
+        """Each box as a step of its own; boxes that differ in place alone share one."""
+        known: dict[Hashable, Joint] = {}
+        return [self._tile(box, known) for box in boxes]
+
+    def _tile(self, over: Rect, known: dict[Hashable, Joint]) -> Tile:
+        needed, before = self.needed(over)
+        made = {t for op, _ in self.steps for t in op.outputs} - before
+        target = fx.Graph()
+        given = sorted(t for t in needed if t not in made)
+        parts = {t: Part(target.placeholder(f"t{t}"), needed[t]) for t in given}
+        total = target.placeholder("total") if self.totals else None
+        for op, call in self.steps:
+            for output, t in enumerate(op.outputs):
+                if t in needed and t in made:
+                    node = self._written(target, op, call, output, parts, needed, over, total)
+                    parts[t] = Part(node, needed[t])
+        target.output((parts[self.loss].node,))
+        wanted = tuple(k for k, t in enumerate(given) if t in self.differentiable)
+        examples = [self._example(t, needed[t]) for t in given]
+        leaves = [Leaf(self.graph.tensors[t].label, _role(self.graph, t)) for t in given]
+        if total is not None:
+            examples.append(Example((), (), self.joint.values[self.loss].dtype, self.device, False))
+            leaves.append(Leaf("total", Role.INPUT))
+        key = str(target), tuple(examples)
+        if key not in known:
+            known[key] = differentiated(target, examples, leaves, wanted)
+        return Tile(over, tuple((t, needed[t]) for t in given), total is not None, wanted, known[key])
+
+    def _written(
+        self,
+        target: fx.Graph,
+        op: Op,
+        call: Call,
+        output: int,
+        parts: dict[int, Part],
+        needed: dict[int, Rect],
+        over: Rect,
+        total: fx.Node | None,
+    ) -> fx.Node:
+        wanted = needed[op.outputs[output]]
+        if op.kind == _MASKED:
+            value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
+            share = float(call.args[1])  # type: ignore[arg-type]
+            source = _cropped(target, value, wanted), _cropped(target, mask, wanted)
+            kept = target.call_function(aten.mul.Tensor, source)
+            return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
+        held = [parts.get(source) for source in op.inputs]
+        more = (over, total) if op is self.adds else ()
+        return emit(target, call, op, self.graph, held, wanted, output, *more)
+
+    def _example(self, tensor: int, box: Rect) -> Example:
+        """How the part of a tensor lies in memory."""
+        value = self.joint.values[tensor]
+        cut = torch.empty_strided(value.shape, value.stride(), device="meta")[box.slices()]
+        return Example(tuple(cut.shape), cut.stride(), value.dtype, value.device, tensor in self.differentiable)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the loss is."""
+        return self.joint.values[self.loss].device
+
+    @cached_property
+    def totals(self) -> bool:
+        """Whether the loss is divided by the weight of all targets."""
+        if not self.adds.kind.startswith("aten.nll_loss"):
+            return False
+        return access(self.graph, self.adds).relations[0].scaled
+
+    @cached_property
+    def total(self) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+        """What gives the weight of all targets, and the tensors of the step that it takes."""
+        if not self.totals:
+            return None
+        target = fx.Graph()
+        call = next(call for op, call in self.steps if op is self.adds)
+        held: list[Part | None] = []
+        used: list[int] = []
+        reads = self.adds.inputs[1:]
+        for t in self.adds.inputs:
+            box = Rect.of_shape(self.graph.tensors[t].shape or ())
+            held.append(Part(target.placeholder(f"t{t}"), box) if t in reads else None)
+            used += [t] if t in reads else []
+        target.output(loss_total(target, call, self.adds, self.graph, held))
+        return fx.GraphModule(torch.nn.Module(), target), tuple(used)
+
+
+def values_read(graph: Graph, op: Op) -> list[int]:
+    """Inputs of an operator whose values, not only shapes, are read."""
+    found: dict[int, None] = {}
+    for relation in access(graph, op).relations:
+        found |= {t: None for t, one in zip(op.inputs, relation.inputs, strict=True) if one is not None}
+    return list(found)
+
+
+def _linear(op: Op, graph: Graph) -> bool:
+    """Whether the result for a sum is the sum of the results: its first input times or over a constant."""
+    if op.kind in ("aten.view", "aten.clone", "aten.neg", "aten._unsafe_view", "aten.squeeze", "aten.unsqueeze"):
+        return True
+    given = op.attributes.get("arguments") or [None, None]
+    if op.kind == "aten.mul":
+        return len(op.inputs) == 1 and isinstance(given[1], int | float)
+    if op.kind == "aten.div":
+        return given[0] == {"input": 0} and isinstance(given[1], int | float) and len(op.inputs) == 1
+    return False
+
+
+def _role(graph: Graph, tensor: int) -> Role:
+    role = graph.tensors[tensor].role
+    return role if role in RESIDENT_ROLES else Role.INPUT
+
+
+def _where(op: Op) -> str:
+    return f"{op.source.file}:{op.source.line}" if op.source else op.label
+
+
+def _cropped(target: fx.Graph, part: Part, wanted: Rect) -> fx.Node:
+    node = part.node
+    for dim, ((lo, hi), (first, end)) in enumerate(zip(part.box, wanted, strict=True)):
+        if (first, end) != (lo, hi):
+            node = target.call_function(aten.slice.Tensor, (node, dim, first - lo, end - lo))
+    return node

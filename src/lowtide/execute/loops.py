@@ -1,0 +1,136 @@
+"""Runs a loop: tile after tile, each by the Program of its body, adding to the loss and to the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lowtide.capture.joint import Joint
+from lowtide.capture.loop import Region
+from lowtide.cost.watch import Marker
+from lowtide.errors import PlanError
+from lowtide.execute.lines import Frame, Running, prepared
+from lowtide.execute.transfer import transfers
+from lowtide.plan.program import Body, Loop, Program, Send
+
+__all__ = ["Turning", "run_body"]
+
+
+class _Turn:
+    """The Program of a body, ready to run."""
+
+    def __init__(self, joint: Joint, program: Program) -> None:
+        self.joint = joint
+        forward, backward = prepared(joint, program, (), loops=Turning)
+        self.lines = [*forward, *backward]
+        sends = any(isinstance(line, Send) for line in program.instructions)
+        self.transfers = transfers(joint.values[0].device) if sends else None
+
+    def __call__(self, arguments: Sequence[Any], tangent: torch.Tensor, marker: Marker | None = None) -> Any:
+        joint = self.joint
+        frame = Frame(len(joint.graph.tensors), [], self.transfers)
+        try:
+            table = frame.table
+            for t, value in joint.constants.items():
+                table[t] = value
+            for t, value in zip(joint.inputs, arguments, strict=True):
+                assert t is not None
+                table[t] = value
+            table[joint.tangents[0]] = tangent
+            for line in self.lines:
+                if marker is None or not isinstance(line, Running):
+                    line(frame)
+                    continue
+                marker.before(line.op)
+                try:
+                    line(frame)
+                finally:
+                    marker.after(line.op)
+            (loss,) = joint.outputs
+            assert loss is not None
+            return table[loss]
+        finally:
+            frame.clear()
+
+
+class Turning:
+    """A loop as the function that its operator calls."""
+
+    def __init__(self, region: Region, loop: Loop, bodies: Sequence[Body]) -> None:
+        if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
+            raise PlanError("the loop has other tiles than the step was cut into")
+        self.region = region
+        numbers = {id(joint): k for k, joint in enumerate(region.bodies)}
+        turns: dict[int, _Turn] = {}
+        self.turns: list[_Turn] = []
+        for tile, planned in zip(region.tiles, loop.tiles, strict=True):
+            body = bodies[planned.body]
+            if numbers[id(tile.joint)] != planned.body or body.graph != tile.joint.graph:
+                raise PlanError(
+                    "a tile was captured differently than it was planned for; report this as a bug"
+                )
+            if planned.body not in turns:
+                turns[planned.body] = _Turn(tile.joint, body.program)
+            self.turns.append(turns[planned.body])
+
+    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        """The loss, the gradient of it that was expected, and the gradients."""
+        region = self.region
+        device = values[0].device
+        loss: torch.Tensor | None = None
+        with torch.no_grad():
+            total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+            made = [_zeros(like) for _, like in region.gradients]
+            into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
+            expected = region.came[-1] if region.came else None
+            for tile, turn in zip(region.tiles, self.turns, strict=True):
+                arguments = _arguments(region, tile, values, total, into)
+                if expected is None:
+                    expected = torch.ones((), dtype=_loss_type(turn.joint), device=device)
+                part = turn(arguments, expected)
+                loss = part if loss is None else loss.add_(part)
+        assert loss is not None
+        assert expected is not None
+        return [loss, expected, *made]
+
+
+def _arguments(
+    region: Region,
+    tile: Any,
+    values: Sequence[torch.Tensor],
+    total: torch.Tensor | None,
+    into: dict[int, torch.Tensor],
+) -> list[torch.Tensor]:
+    """Parts of what goes into a tile, and of the gradients that it adds to."""
+    parts = [values[region.places[t]][box.slices()] for t, box in tile.given]
+    if total is not None:
+        parts.append(total)
+    for k in tile.wanted:
+        t, box = tile.given[k]
+        parts.append(into[t][box.slices()])
+    return parts
+
+
+def run_body(
+    region: Region, number: int, program: Program, values: Sequence[torch.Tensor], marker: Marker
+) -> None:
+    """Run one tile of a body with a marker, as its operators are measured; nothing is kept."""
+    joint = region.bodies[number]
+    tile = next(tile for tile in region.tiles if tile.joint is joint)
+    with torch.no_grad():
+        total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+        into = {t: _zeros(like) for t, like in region.gradients}
+        expected = torch.ones((), dtype=_loss_type(joint), device=values[0].device)
+        _Turn(joint, program)(_arguments(region, tile, values, total, into), expected, marker)
+
+
+def _loss_type(joint: Joint) -> torch.dtype:
+    (loss,) = joint.outputs
+    assert loss is not None
+    return joint.values[loss].dtype
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
