@@ -60,7 +60,8 @@ class InfeasibleError(PlanError):
     """A budget that is too small; says which one works.
 
     ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
-    ``proven`` says that none exists for the budget that was asked for.
+    ``proven`` says that none exists for the budget that was asked for. ``plain_peak`` and ``plain_seconds`` are
+    what the step takes without a plan, where that is known.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class InfeasibleError(PlanError):
         self.smallest_budget = smallest_budget
         self.floor = floor
         self.proven = proven
+        self.plain_peak = 0
+        self.plain_seconds = 0.0
         super().__init__(problem)
 
 

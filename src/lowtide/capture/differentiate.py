@@ -73,7 +73,9 @@ def differentiated(
             ]
         module = fx.GraphModule(torch.nn.Module(), graph)
         try:
-            aot_autograd(fw_compiler=forward, inference_compiler=forward, partition_fn=partition)(module, inputs)
+            aot_autograd(fw_compiler=forward, inference_compiler=forward, partition_fn=partition)(
+                module, inputs
+            )
         except _Found as found:
             return found.joint
     raise AssertionError("AOTAutograd asked for no partition")

@@ -1,8 +1,8 @@
 """A step whose forward and backward run as one loop over tiles, as a captured step of few operators.
 
-    before          what tiles need as a whole and no gradient goes through: masks, indices
-    loop            the loss, and every gradient, for the gradient of the loss that is expected
-    scale           in backward: the gradients, for the gradient of the loss that has come
+before          what tiles need as a whole and no gradient goes through: masks, indices
+loop            the loss, and every gradient, for the gradient of the loss that is expected
+scale           in backward: the gradients, for the gradient of the loss that has come
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Region:
     gradients: tuple[tuple[int, torch.Tensor], ...]
     """Tensors of the step that have gradients, and how those lie in memory."""
     came: list[torch.Tensor] = field(default_factory=list)
-    """The gradient of the loss that came last. It is expected the next time: where a loss is scaled up so that
-    small gradients are not lost in half precision, tiles compute with the scale."""
+    """The gradient of the loss that came last. It is expected the next time: where a loss is scaled up so
+    that small gradients are not lost in half precision, tiles compute with the scale."""
 
     def scale(
         self, tangent: torch.Tensor, expected: torch.Tensor, gradients: Sequence[torch.Tensor]
@@ -168,7 +168,7 @@ class _Writer:
         self.calls.append(call)
 
     def loop(self) -> list[int | None]:
-        """The loop itself: the loss, which gradient of it was expected, and the gradients, which are returned."""
+        """The loop itself: the loss, which gradient of it was expected, and the gradients. Returns these."""
         old, names = self.old, self.old.graph.tensors
         given = sorted({t for tile in self.tiles for t, _ in tile.given})
         total = self.tiling.total

@@ -2,9 +2,9 @@
 
     loss = sum over boxes of what each box adds        axes: batch, rows or tokens, height, width
 
-What a box needs of every tensor follows from the access relation, back from the loss to the inputs: halos where
-windows overlap, whole parameters. Its forward operators are written anew for these parts, and AOTAutograd gives
-their backward, so that gradients of tiles that overlap add up to those of the whole step.
+What a box needs of every tensor follows from the access relation, back from the loss to the inputs: halos
+where windows overlap, whole parameters. Its forward operators are written anew for these parts, and
+AOTAutograd gives their backward, so that gradients of tiles that overlap add up to those of the whole step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Tiling:
         if tensor.shape not in ((), (1,)):
             raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
         for t in graph.attributes.get("updated", ()):
-            raise CaptureError(f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch")
+            raise CaptureError(
+                f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch"
+            )
         return joint.outputs[0]
 
     def _adds(self) -> Op:
@@ -177,7 +179,7 @@ class Tiling:
         wanted = needed[op.outputs[output]]
         if op.kind == _MASKED:
             value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
-            share = float(call.args[1])  # type: ignore[arg-type]
+            share = float(call.args[1])
             source = _cropped(target, value, wanted), _cropped(target, mask, wanted)
             kept = target.call_function(aten.mul.Tensor, source)
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
@@ -189,7 +191,9 @@ class Tiling:
         """How the part of a tensor lies in memory."""
         value = self.joint.values[tensor]
         cut = torch.empty_strided(value.shape, value.stride(), device="meta")[box.slices()]
-        return Example(tuple(cut.shape), cut.stride(), value.dtype, value.device, tensor in self.differentiable)
+        return Example(
+            tuple(cut.shape), cut.stride(), value.dtype, value.device, tensor in self.differentiable
+        )
 
     @cached_property
     def device(self) -> torch.device:
@@ -231,7 +235,14 @@ def values_read(graph: Graph, op: Op) -> list[int]:
 
 def _linear(op: Op, graph: Graph) -> bool:
     """Whether the result for a sum is the sum of the results: its first input times or over a constant."""
-    if op.kind in ("aten.view", "aten.clone", "aten.neg", "aten._unsafe_view", "aten.squeeze", "aten.unsqueeze"):
+    if op.kind in (
+        "aten.view",
+        "aten.clone",
+        "aten.neg",
+        "aten._unsafe_view",
+        "aten.squeeze",
+        "aten.unsqueeze",
+    ):
         return True
     given = op.attributes.get("arguments") or [None, None]
     if op.kind == "aten.mul":

@@ -15,6 +15,7 @@ from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
+from lowtide.capture.loop import looped
 from lowtide.capture.refusal import raise_through, refuse_graph_breaks, traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_numbers, has_symbols
@@ -25,6 +26,7 @@ from lowtide.execute.planned import Planned
 from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
+from lowtide.execute.tiling import boxes_of
 from lowtide.execute.travel import bring_back, guarded
 from lowtide.graph import Graph
 from lowtide.plan.in_place import with_in_place
@@ -174,7 +176,9 @@ def _compiled(
     made: list[Interpreter] = []
 
     def interpreter(joint: Joint) -> Interpreter:
-        made.append(Interpreter(joint, program(joint)))
+        chosen = program(joint)
+        boxes = boxes_of(chosen)
+        made.append(Interpreter(joint if boxes is None else looped(joint, boxes), chosen))
         if watch is not None:
             watch(made[-1])
         return made[-1]

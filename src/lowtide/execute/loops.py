@@ -35,9 +35,9 @@ class _Turn:
             table = frame.table
             for t, value in joint.constants.items():
                 table[t] = value
-            for t, value in zip(joint.inputs, arguments, strict=True):
-                assert t is not None
-                table[t] = value
+            for place, argument in zip(joint.inputs, arguments, strict=True):
+                assert place is not None
+                table[place] = argument
             table[joint.tangents[0]] = tangent
             for line in self.lines:
                 if marker is None or not isinstance(line, Running):

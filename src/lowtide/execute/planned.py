@@ -15,19 +15,20 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.cost.watch import Marker
-from lowtide.errors import LowtideError, PlanError
+from lowtide.errors import CaptureError, InfeasibleError, LowtideError, PlanError
 from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of
+from lowtide.execute.tiling import in_tiles
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
 from lowtide.plan.make import make_plan
 from lowtide.plan.plain import store_all
-from lowtide.plan.plan import Plan
+from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
 from lowtide.plan.simulate import simulate
 
@@ -38,6 +39,8 @@ Watch = Callable[[Interpreter], None]
 Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
 """Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
 
+_NO_TILES = 0.02
+"""Tiles are not looked for where a plan without them adds no more than this."""
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
 
@@ -100,10 +103,10 @@ class Planned:
 
         joint = self._joint = made[0].joint
         pinned = _pinned(joint, arguments, state)
-        plan = plan_joint(joint, run, room, self._settings, state=state, pinned=pinned)
+        plan = self._best(joint, run, room, arguments, state, pinned)
 
         def planned(again: Joint) -> Program:
-            if again.graph != joint.graph:
+            if again.graph != joint.graph:  # a plan in tiles has a graph of its own
                 raise PlanError("the step was captured differently the second time; report this as a bug")
             return plan.program
 
@@ -115,6 +118,41 @@ class Planned:
         if self._seen is not None:
             self._seen(plan)
         return ready
+
+    def _best(
+        self,
+        joint: Joint,
+        run: Callable[[Marker], object],
+        room: Room,
+        arguments: Sequence[Any],
+        state: Sequence[torch.Tensor],
+        pinned: Sequence[int],
+    ) -> Plan:
+        """The plan for the whole step, or one in tiles where these may be used and are faster, or alone fit."""
+        settings = self._settings
+        refused: InfeasibleError | None = None
+        whole: Plan | None = None
+        try:
+            whole = plan_joint(joint, run, room, settings, state=state, pinned=pinned)
+            plain, budget = whole.plain, whole.budget_bytes
+        except InfeasibleError as error:
+            if "tile" not in settings.only:
+                raise
+            refused, budget = error, error.budget
+            plain = Side(error.plain_peak, error.plain_seconds)
+        if "tile" not in settings.only or (whole is not None and whole.overhead <= _NO_TILES):
+            assert whole is not None
+            return whole
+        try:
+            with _untouched(arguments, self._leaves, joint):
+                tiled = in_tiles(joint, arguments, room, settings, budget, plain)
+        except (CaptureError, InfeasibleError) as error:
+            if refused is not None:
+                refused.args = (f"{refused.args[0]}\ntiles: {str(error).splitlines()[0]}",)
+                raise refused from None
+            assert whole is not None
+            return whole
+        return tiled if whole is None or tiled.predicted.seconds < whole.predicted.seconds else whole
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
         """The Program to measure with: the plain one where it fits, else one planned with estimates."""

@@ -38,7 +38,7 @@ from lowtide.suggest import did_you_mean
 
 __all__ = ["MEANS", "Settings", "costs_of", "device_of", "link_of", "plan_joint"]
 
-MEANS = ("recompute", "offload")
+MEANS = ("recompute", "offload", "tile")
 ORIGINS = ("measured", "estimated")
 
 
@@ -118,7 +118,7 @@ def plan_joint(
             costs,
             settings.budget,
             able=able,
-            only=settings.only,
+            only=[means for means in settings.only if means != "tile"],
             link=link,
             beside_bytes=beside,
             free_bytes=free,

@@ -112,7 +112,9 @@ def make_plan(
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        raise _refused(*refused[-1], asked)
+        told = _refused(*refused[-1], asked)
+        told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
+        raise told
     best = min(tried, key=lambda one: one.seconds)
     found = replace(best.found, bound=min(bound, best.found.cost))
     if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:

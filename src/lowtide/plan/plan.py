@@ -37,6 +37,8 @@ class Decisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     recomputed: int
     offloaded: int
     in_place: int
+    tiles: int = 0
+    """Into how many tiles the step is cut; the others are then counted in one of them."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

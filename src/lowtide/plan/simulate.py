@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
-from lowtide.plan.program import Drop, Fetch, Program, Run, Send
+from lowtide.plan.program import Drop, Fetch, Loop, Program, Run, Send
 
 __all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "kept_to_restore", "on_cuda", "simulate"]
 
@@ -67,6 +67,8 @@ def simulate(
             states.discard(instruction.op)
             memory.live += RANDOM_STATE_BYTES
         workspace = workspace_bytes[instruction.op] if workspace_bytes else 0
+        if isinstance(instruction, Loop):
+            workspace = _inside(program, instruction)
         live.append(max(memory.live + passing + workspace, between))
         between = 0
         extra.append(workspace)
@@ -83,6 +85,16 @@ def simulate(
         seconds=tuple(took) if seconds else (),
         resident_bytes=resident,
     )
+
+
+def _inside(program: Program, loop: Loop) -> int:
+    """The most that a tile takes besides what goes into it."""
+    most = 0
+    for k in {tile.body for tile in loop.tiles}:
+        body = program.bodies[k]
+        timeline = simulate(body.graph, body.program, workspace_bytes=body.workspace_bytes)
+        most = max(most, max(timeline.live_bytes, default=0) - timeline.resident_bytes)
+    return most
 
 
 def _moves_leaves(memory: Memory, program: Program) -> bool:

@@ -1,0 +1,217 @@
+"""Which tiles a step is best cut into for a budget: captured, measured and planned, from few tiles to many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.capture.joint import Joint
+from lowtide.capture.loop import LOOP, Region, looped
+from lowtide.capture.tile import Tiling
+from lowtide.cost.watch import Marker
+from lowtide.errors import InfeasibleError
+from lowtide.execute.in_place import able_in_place
+from lowtide.execute.lines import Frame, prepared
+from lowtide.execute.loops import run_body
+from lowtide.execute.planning import Settings, costs_of, device_of, link_of
+from lowtide.execute.room import Room
+from lowtide.graph import Rect
+from lowtide.plan.make import Costs
+from lowtide.plan.memory import Memory
+from lowtide.plan.plain import store_all
+from lowtide.plan.plan import Plan, Side
+from lowtide.plan.program import Loop, Program, Run
+from lowtide.plan.simulate import simulate
+from lowtide.plan.tile import TileStep, plan_loop
+
+__all__ = ["boxes_of", "in_tiles"]
+
+_OVERLAP = 2.0
+"""Tiles that compute more than so many times the elements of the whole step are not tried."""
+_SHARE = 0.4
+"""Of the time limit, for one way to cut."""
+_GOOD = 0.01
+"""Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
+_WORSE = 2
+"""So many ways in a row may be slower than the best before the search ends."""
+
+
+def boxes_of(program: Program) -> list[Rect] | None:
+    """The boxes that the loop of a Program goes over, if it has one."""
+    for line in program.forward:
+        if isinstance(line, Loop):
+            return [tile.over for tile in line.tiles]
+    return None
+
+
+def in_tiles(
+    joint: Joint, arguments: Sequence[Any], room: Room, settings: Settings, budget: int, plain: Side
+) -> Plan:
+    """The fastest plan found that cuts the step into tiles.
+
+    A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
+    """
+    tiling = Tiling(joint)
+    search = _Search(tiling, arguments, room, settings, budget, plain)
+    for parts in grids(tiling):
+        if search.done() or not search.attempt(parts):
+            break
+    if search.best is None:
+        raise search.refused or InfeasibleError(
+            "no tiles fit", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
+        )
+    return search.best
+
+
+def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
+    """Ways to cut: the first axis into more and more parts, then height and width as well."""
+    axes = tiling.axes
+    for count in _counts(axes[0]):
+        yield (count,) + (1,) * (len(axes) - 1)
+    if len(axes) < 3:
+        return
+    between = (1,) * (len(axes) - 3)
+    for count in _counts(max(axes[-2:])):
+        yield (axes[0], *between, min(count, axes[-2]), min(count, axes[-1]))
+
+
+def _counts(length: int) -> Iterator[int]:
+    """Numbers of parts that are nearly equal: powers of two, and what lies half-way."""
+    found = {length} if length <= 64 else set()
+    for power in itertools.count(1):
+        if 2**power > length:
+            break
+        found |= {2**power, min(length, 3 * 2 ** (power - 1))}
+    yield from sorted(k for k in found if k > 1)
+
+
+@dataclass(slots=True)
+class _Search:
+    tiling: Tiling
+    arguments: Sequence[Any]
+    room: Room
+    settings: Settings
+    budget: int
+    plain: Side
+    best: Plan | None = None
+    refused: InfeasibleError | None = None
+    spent: float = 0.0
+    worse: int = 0
+
+    def done(self) -> bool:
+        """Whether nothing more is to be expected, or time is up."""
+        return self.worse >= _WORSE or self.spent > self.settings.time_limit
+
+    def attempt(self, parts: tuple[int, ...]) -> bool:
+        """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
+        boxes = self.tiling.boxes(parts)
+        working, overlap = _geometry(self.tiling, boxes)
+        if overlap > _OVERLAP:
+            return True
+        beside = self.room.beside_bytes()
+        if working + beside + Memory(self.tiling.graph).resident_bytes > self.budget:
+            return True
+        try:
+            plan, inner = self._planned(boxes, beside)
+        except InfeasibleError as error:
+            self.refused = error
+            return True
+        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
+            self.best, self.worse = plan, 0
+        else:
+            self.worse += 1
+        return inner > _GOOD
+
+    def _planned(self, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
+        settings = self.settings
+        whole = looped(self.tiling.joint, boxes)
+        at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
+        region: Region = whole.calls[at].target
+        values = _values(whole, at, self.arguments)
+        kind = device_of(whole.graph)
+        bodies = region.bodies
+        steps = [self._measured(region, k, body, values, kind) for k, body in enumerate(bodies)]
+        which = [next(k for k, body in enumerate(bodies) if body is tile.joint) for tile in region.tiles]
+        began = time.monotonic()
+        plan = plan_loop(
+            whole.graph,
+            _around(whole, kind),
+            boxes,
+            which,
+            steps,
+            self.budget,
+            self.plain,
+            only=settings.only,
+            link=link_of(kind) if "offload" in settings.only else None,
+            beside_bytes=beside,
+            time_limit=_SHARE * settings.time_limit,
+            seed=settings.seed,
+            progress=settings.progress,
+        )
+        self.spent += time.monotonic() - began
+        least = sum(sum(steps[k].costs.seconds) for k in which)
+        inside = plan.seconds[at]
+        return plan, inside / least - 1 if least else 0.0
+
+    def _measured(
+        self, region: Region, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
+    ) -> TileStep:
+        program = store_all(body.graph)
+
+        def run(marker: Marker) -> None:
+            run_body(region, number, program, values, marker)
+
+        fits = simulate(body.graph, program).peak_bytes < self.room.free_bytes() // 2
+        targets = [call.target for call in body.calls]
+        costs = costs_of(body.graph, targets, kind, run if fits else None, self.settings.cost)
+        return TileStep(body.graph, costs, able_in_place(body))
+
+
+def _geometry(tiling: Tiling, boxes: Sequence[Rect]) -> tuple[int, float]:
+    """The largest working set of an operator in one tile; elements computed over those of the whole."""
+    graph = tiling.graph
+    needed, before = tiling.needed(boxes[len(boxes) // 2])
+    size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
+    leaves = {
+        t for t, tensor in enumerate(graph.tensors) if tensor.role.value in ("parameter", "buffer", "input")
+    }
+    working, part, whole = 0.0, 0, 0
+    for op, _ in tiling.steps:
+        made = [t for t in op.outputs if t in needed and t not in before and graph.tensors[t].alias is None]
+        part += sum(needed[t].size for t in made)
+        whole += sum(math.prod(graph.tensors[t].shape or ()) for t in made)
+        if made:
+            there = {t for t in (*op.inputs, *made) if t in size and t not in leaves}
+            working = max(working, sum(size[t] for t in there))
+    return int(working), len(boxes) * part / max(1, whole)
+
+
+def _item(size: int, shape: tuple[int, ...] | None) -> float:
+    return size / max(1, math.prod(shape or ()))
+
+
+def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """What goes into the loop, made from the arguments of the step."""
+    before = Program(tuple(Run(k) for k in range(loop)))
+    lines, _ = prepared(whole, before, ())
+    frame = Frame(len(whole.graph.tensors), [], None)
+    for t, value in [*whole.constants.items(), *zip(whole.inputs, arguments, strict=True)]:
+        if t is not None:
+            frame.table[t] = value
+    with torch.no_grad():
+        for line in lines:
+            line(frame)
+    return [frame.table[t] for t in whole.graph.ops[loop].inputs]
+
+
+def _around(whole: Joint, kind: str) -> Costs:
+    """What the operators around the loop take: estimated, since they are few and small."""
+    graph = whole.graph
+    targets = [call.target for call in whole.calls]
+    return costs_of(graph, targets, kind, None, "estimated")
