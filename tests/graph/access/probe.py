@@ -100,12 +100,14 @@ def near(one, other):
 
 
 def check(
-    target, *args, options=None, run=None, tight=True, loose=(), count=5, summed=True, keep=(), valid=None
-):
+    target, *args, options=None, run=None, tight=True, whole=True, loose=(), count=5, summed=True, keep=(),
+    valid=None,
+):  # fmt: skip
     """Proves every relation of a call; returns the relations.
 
-    ``loose`` names inputs whose ends need not matter, ``keep`` axes that are never cut, ``valid`` by input a
-    function that gives other values which the operator may be given.
+    ``tight`` says that the ends of what is named matter, ``whole`` that this goes for dimensions that are
+    always read whole too; ``loose`` names inputs whose ends need not matter, ``keep`` axes that are never
+    cut, ``valid`` by input a function that gives other values which the operator may be given.
     """
     probe = Probe(target, args, options, run)
     assert probe.access.known, probe.op.kind
@@ -116,7 +118,7 @@ def check(
         for rect in rects(relation.shape, count, keep):
             _check_rest(probe, relation, k, rect, expected[k], valid or {})
             if tight and expected[k].is_floating_point():
-                _check_ends(probe, relation, k, rect, expected[k], loose)
+                _check_ends(probe, relation, k, rect, expected[k], loose, whole)
         if relation.sums and summed:
             _check_sum(probe, relation, k, expected[k])
     return relations
@@ -141,9 +143,9 @@ def gaps(index):
     return getattr(index, "dilation", 1) > 1 or getattr(index, "stride", 1) > getattr(index, "kernel", 1)
 
 
-def _check_ends(probe, relation, k, rect, whole, loose):
+def _check_ends(probe, relation, k, rect, expected, loose, whole):
     """The first and the last element of every range that is named make a difference."""
-    needs, wanted = relation.needs(rect), whole[rect.slices()]
+    needs, wanted = relation.needs(rect), expected[rect.slices()]
     if any(need is not None and need.empty for need in needs):
         return  # nothing but padding is read, so nothing else need matter
     named = zip(needs, relation.reach(rect), relation.inputs, strict=True)
@@ -154,7 +156,7 @@ def _check_ends(probe, relation, k, rect, whole, loose):
             index = index.index if isinstance(index, Only) else index
             cut = need.lo[dim] > reach.lo[dim], need.hi[dim] < reach.hi[dim]
             for at, clamped in zip((need.lo[dim], need.hi[dim] - 1), cut, strict=True):
-                if isinstance(index, Whole) or (clamped and gaps(index)):
+                if (clamped and gaps(index)) or (isinstance(index, Whole) and not whole):
                     continue  # the end of the input may lie between two elements that are read
                 got = _run_with_other(probe, position, need, dim, at)[k][rect.slices()]
                 assert not near(got, wanted), (

@@ -60,14 +60,36 @@ def _dims(call: Call, position: int) -> object:
     return None if isinstance(value, bool) else value
 
 
-def _softmax(*read: int) -> Rule:
-    """These arguments along the whole of a dimension, which stands behind them."""
+def _softmax(call: Call) -> list[Relation]:
+    """Along the whole of a dimension."""
+    shape = call.outputs[0]
+    return [call.relation(shape, [(call.value(0), _along(call, shape, 1))])]
+
+
+def _softmax_backward(call: Call) -> list[Relation]:
+    """The gradient is summed; the result counts elsewhere only where it is no logarithm."""
+    shape = call.outputs[0]
+    row = _along(call, shape, 2)
+    result = same(len(shape)) if call.kind.startswith("_log") else row
+    return [call.relation(shape, [(call.value(0), row), (call.value(1), result)])]
+
+
+def _along(call: Call, shape: Shape, position: int) -> Indices:
+    """Everything where it is written, but for one dimension, which is read whole."""
+    dims = call.dims(call.value(position), len(shape))
+    return _kept(shape, shape, dims, [Whole()] * len(dims))
+
+
+def _ordered(position: int) -> Rule:
+    """Elements in their order along a dimension, the last one unless this argument names it."""
 
     def rule(call: Call) -> list[Relation]:
-        shape = call.outputs[0]
-        dims = call.dims(call.value(read[-1] + 1), len(shape))
-        place = _kept(shape, shape, dims, [Whole()] * len(dims))
-        return [call.relation(shape, [(call.value(k), place) for k in read])]
+        rank = len(call.outputs[0])
+        dims = call.dims(call.value(position, call.option("dim", -1)), rank)
+        return [
+            call.relation(shape, [(call.value(0), _kept(shape, shape, dims, [Whole()]))])
+            for shape in call.outputs
+        ]
 
     return rule
 
@@ -88,7 +110,8 @@ RULES: dict[str, Rule] = (
     {"sum": _sum(scaled=False), "mean": _sum(scaled=True)}
     | {kind: _all(1) for kind in _WHOLE.split()}
     | {"linalg_vector_norm": _all(2), "norm": _all(2)}
-    | {"_softmax": _softmax(0), "_log_softmax": _softmax(0)}
-    | {"_softmax_backward_data": _softmax(0, 1), "_log_softmax_backward_data": _softmax(0, 1)}
+    | {"sort": _ordered(1), "topk": _ordered(2)}
+    | {"_softmax": _softmax, "_log_softmax": _softmax}
+    | {"_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward}
     | dict.fromkeys(_RUNNING.split(), _running)
 )

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from lowtide.graph import Rect
+from lowtide.graph.access import Same, Whole
+from tests.graph.access.probe import Probe, aten, check, integers, tensor
+
+# Which elements are read depends on values: of a dimension that is said to be read whole a few may be.
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), ()])
+def test_embedding(shape):
+    table, indices = tensor(7, 4), integers(7, *shape)
+    relation = check(aten.embedding.default, table, indices, whole=False)[0]
+    assert relation.inputs[0] == (Whole(), Same(len(shape)))
+    gradient = tensor(*shape, 4, seed=3)
+    for padding, by_frequency in ((-1, False), (2, False), (-1, True)):
+        # A row that no index names has no gradient: parts of the table need not see every index.
+        relation = check(
+            aten.embedding_dense_backward.default, gradient, indices, 7, padding, by_frequency, keep=(0,),
+            tight=padding < 0,
+        )[0]  # fmt: skip
+        assert relation.sums == shape
+
+
+def test_gather_and_its_gradient():
+    given, index = tensor(4, 5), integers(5, 4, 2)
+    check(aten.gather.default, given, 1, index, whole=False)
+    check(aten.gather.default, given, 0, integers(4, 3, 2), whole=False)
+    check(aten.scatter_add.default, given, 1, index, tensor(4, 2, seed=3), tight=False)
+    check(aten.scatter.src, given, 1, index, tensor(4, 2, seed=3), tight=False)
+    check(aten.scatter.value, given, -1, index, 0.5, tight=False)
+
+
+def test_rows_by_number():
+    relation = check(aten.index_select.default, tensor(4, 5, 3), 1, integers(5, 6), whole=False)[0]
+    assert relation.needs(Rect((0, 2, 1), (1, 4, 2))) == (Rect((0, 0, 1), (1, 5, 2)), Rect((2,), (4,)))
+
+
+CALLS = [
+    [None, (6,)],
+    [(6,)],
+    [(2, 3), (3,)],
+    [None, (2, 1), (1, 3)],
+    [(3,), None, (3,)],
+    [None, None, ()],
+]
+
+
+@pytest.mark.parametrize("shapes", CALLS)
+def test_several_indices(shapes):
+    given = tensor(4, 5, 3)
+    indices = [None if s is None else integers(3, *s, seed=k) for k, s in enumerate(shapes)]
+    check(aten.index.Tensor, given, indices, whole=False)
+    out = aten.index.Tensor(given, indices)
+    check(aten.index_put.default, given, indices, tensor(*out.shape, seed=3), True, tight=False)
+
+
+def test_a_mask_is_not_known():
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    assert not Probe(aten.index.Tensor, (tensor(4, 5), [mask])).access.known
