@@ -96,7 +96,8 @@ def outside(value, rect, filling):
 
 def near(one, other):
     """Equal but for the last bits."""
-    return torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
+    sort = torch.complex128 if one.is_complex() else torch.float64
+    return torch.allclose(one.to(sort), other.to(sort), rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 def check(

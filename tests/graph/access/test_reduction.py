@@ -47,8 +47,10 @@ def test_others_in_their_forms():
         assert not any(relation.sums for relation in relations)
     check(aten.any.dim, GIVEN > 0, 1)
     check(aten.all.default, GIVEN > 0)
-    check(aten.topk.default, GIVEN, 2, 1)
-    check(aten.sort.default, GIVEN, 1)
+    # An element that is not among the first may change without a difference to them.
+    check(aten.topk.default, GIVEN, 2, 1, whole=False)
+    check(aten.sort.default, GIVEN, 1, whole=False)
+    check(aten.sort.default, GIVEN, whole=False)
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

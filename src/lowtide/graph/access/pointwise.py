@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lowtide.graph.access.call import Call, Rule, broadcast
 from lowtide.graph.access.relation import Relation
 
-__all__ = ["RULES"]
+__all__ = ["POINTWISE", "RULES"]
 
-_POINTWISE = """
+_NAMES = """
 abs acos acosh add addcdiv addcmul alias angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
 bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clone conj copysign
 cos cosh deg2rad detach digamma div elu elu_backward eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax
@@ -20,9 +20,12 @@ log_sigmoid_backward logaddexp logaddexp2 logical_and logical_not logical_or log
 lt masked_fill maximum minimum mish mish_backward mul nan_to_num native_dropout_backward ne neg nextafter
 polar pow rad2deg real reciprocal relu relu6 remainder round rsqrt rsub sgn sigmoid sigmoid_backward sign
 signbit silu silu_backward sin sinc sinh softplus softplus_backward softshrink softshrink_backward sqrt square
-sub tan tanh tanh_backward threshold threshold_backward tril triu true_divide trunc view_as where xlogy _conj
+sub tan tanh tanh_backward threshold threshold_backward tril triu true_divide trunc where xlogy
 _to_copy _prelu_kernel contiguous
 """
+
+POINTWISE = frozenset(_NAMES.split())
+"""Kinds in which all tensors are stretched to the output."""
 
 _VALUELESS = """
 arange empty empty_like empty_permuted empty_strided eye fill full full_like linspace logspace
@@ -31,8 +34,10 @@ randint_like randn randn_like randperm scalar_tensor tril_indices triu_indices z
 """
 
 
-def _pointwise(call: Call) -> list[Relation]:
-    """Every tensor is stretched to the output."""
+def _pointwise(call: Call) -> list[Relation] | None:
+    """Every tensor is stretched to the output; the places where a condition holds are something else."""
+    if call.kind == "where" and call.value(1) is None:
+        return None
     return [_at_its_place(call, shape) for shape in call.outputs]
 
 
@@ -46,7 +51,7 @@ def _valueless(call: Call) -> list[Relation]:
     return [call.relation(shape, [(fill, ())] if call.shape(fill) == () else []) for shape in call.outputs]
 
 
-def _bernoulli(call: Call) -> list[Relation]:
+def _bernoulli(call: Call) -> list[Relation] | None:
     """With a number for the probability the tensor is asked for its shape alone."""
     if call.op.attributes.get("overload") in ("p", "float", "float_"):
         return [call.relation(shape, []) for shape in call.outputs]
@@ -74,7 +79,7 @@ def _log_sigmoid(call: Call) -> Sequence[Relation] | None:
 
 
 RULES: dict[str, Rule] = (
-    dict.fromkeys(_POINTWISE.split(), _pointwise)
+    dict.fromkeys(POINTWISE, _pointwise)
     | dict.fromkeys(_VALUELESS.split(), _valueless)
     | {
         "bernoulli": _bernoulli,
