@@ -229,6 +229,41 @@ def test_joins(rng):
     check(rng, aten.stack.default, [randn(3, 4), randn(3, 4), randn(3, 4)], rng.randint(-3, 2))
 
 
+def test_elements_put_elsewhere(rng):
+    check(rng, aten.repeat.default, randn(3, 4), [2, 3, 2])
+    check(rng, aten.repeat.default, randn(1, 4), [5, 1])
+    check(rng, aten.roll.default, randn(5, 4, 7), [2, -3], [0, -1])
+    check(rng, aten.pixel_shuffle.default, randn(2, 12, 3, 2), 2)
+    check(rng, aten.pixel_unshuffle.default, randn(2, 3, 6, 4), 2)
+    check(rng, aten.unfold.default, randn(3, 11), 1, rng.randint(1, 4), rng.randint(1, 3))
+    check(rng, aten.log_sigmoid_forward.default, randn(3, 4))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_borders_from_the_inside(rng, rank):
+    for name in ("reflection", "replication"):
+        target = getattr(aten, f"{name}_pad{rank}d").default
+        for _ in range(3):
+            size = [rng.randint(3, 6) for _ in range(rank)]
+            padding = [rng.randint(0, n - 1) for n in size[::-1] for _ in range(2)]
+            check(rng, target, randn(2, 2, *size), padding)
+
+
+def test_overwriting(rng):
+    check(rng, aten.slice_scatter.default, randn(3, 7), randn(3, 4), 1, 2, 6)
+    check(rng, aten.slice_scatter.default, randn(7, 3), randn(7, 3))
+    check(rng, aten.slice_scatter.default, randn(7, 3), randn(2, 3), 0, -2)
+    check(rng, aten.select_scatter.default, randn(3, 7, 2), randn(3, 2), 1, rng.randrange(7))
+
+
+def test_places_that_tensors_say(rng):
+    x, rows, columns = randn(5, 6, 4), torch.randint(5, (3, 1)), torch.randint(6, (7,))
+    check(rng, aten.index.Tensor, x, [rows])
+    check(rng, aten.index.Tensor, x, [rows, columns])
+    check(rng, aten.index.Tensor, x, [None, columns])
+    check(rng, aten.index.Tensor, x, [columns.clamp(max=4), None, torch.randint(4, (7,))])
+
+
 def test_tensors_out_of_nothing(rng):
     x = randn(2, 3)
     for args in ((aten.full.default, [3, 4], 2.5), (aten.zeros.default, [3]), (aten.ones.default, [4, 2])):
@@ -394,6 +429,14 @@ REFUSED = [
     ("writes into", aten.add_.Tensor, (randn(3), 1)),
     ("whole batch", aten.native_batch_norm.default, (randn(2, 3), None, None, None, None, True, 0.1, 1e-5)),
     ("another type", aten.view.dtype, (randn(3), torch.int64)),
+    (
+        "whole batch",
+        aten._batch_norm_with_update.default,
+        (randn(2, 3), None, None, randn(3), randn(3), 0.1, 1e-5),
+    ),
+    ("not next to", aten.slice_scatter.default, (randn(6), randn(3), 0, 0, 6, 2)),
+    ("ends of rows", aten.roll.default, (randn(6), [2])),
+    ("a mask", aten.index.Tensor, (randn(3), [torch.tensor([True, False, True])])),
     ("not among", aten.nonzero.default, (randn(3),)),
     ("not among", torch.ops.prims.sin.default, (randn(3),)),
     ("is empty", aten.slice.Tensor, (randn(3), 0, 2, 2)),

@@ -87,7 +87,7 @@ def layer_norm(site: Site) -> fx.Node:
     ends = range(first, len(x.shape))
     box = replaced(site.wanted, {d: (0, x.shape[d]) for d in ends})
     cut = {
-        name: site.cut(one, box) if name == "input" else _filled(site, one, one.whole)
+        name: site.cut(one, box) if name == "input" else site.filled(one, one.whole)
         for name, one in site.tensors().items()
     }
     node = site.again(**cut)
@@ -100,26 +100,16 @@ def group_norm(site: Site) -> fx.Node:
     box = site.need(x)
     batch, channels = box.shape[:2]
     size = x.shape[1] // site.arguments["group"]
-    cut = {"input": site.cut(x, box)}
+    cut = {"input": site.write(aten.contiguous.default, site.cut(x, box))}
     for name in ("weight", "bias"):
         one = site.arguments[name]
         if one is not None:
-            cut[name] = _filled(site, one, Rect(box.lo[1:2], box.hi[1:2]))
+            cut[name] = site.filled(one, Rect(box.lo[1:2], box.hi[1:2]))
     node = site.again(**cut, N=batch, C=channels, group=channels // size)
     if site.output == 0:
         return site.crop(node, box, site.wanted)
     groups = Rect((box.lo[0], box.lo[1] // size), (box.hi[0], box.hi[1] // size))
     return site.crop(node, groups, site.wanted)
-
-
-def _filled(site: Site, one: Held, box: Rect) -> fx.Node:
-    """The elements that are read, and zeros for those that only go into what is not wanted."""
-    if site.needs[one.position] is None:
-        return site.full(box.shape, 0)
-    need = site.need(one).intersect(box)
-    below = [lo - first for lo, first in zip(need.lo, box.lo, strict=True)]
-    above = [end - hi for hi, end in zip(need.hi, box.hi, strict=True)]
-    return site.pad(site.cut(one, need), below, above)
 
 
 def batch_norm(site: Site) -> fx.Node:

@@ -120,6 +120,16 @@ class Site:
         pairs = [(before[k], after[k]) for k in range(len(before) - 1, last[0] - 1, -1)]
         return self.write(aten.constant_pad_nd.default, node, [n for pair in pairs for n in pair], value)
 
+    def filled(self, held: Held, box: Rect) -> fx.Node:
+        """A node with this box of an argument, zeros for elements that go only into what is not wanted."""
+        read = self.needs[held.position]
+        need = box if read is None else read.intersect(box)
+        if read is None or need.empty:
+            return self.full(box.shape, 0)
+        below = [lo - first for lo, first in zip(need.lo, box.lo, strict=True)]
+        above = [end - hi for hi, end in zip(need.hi, box.hi, strict=True)]
+        return self.pad(self.cut(held, need), below, above)
+
     def full(self, shape: Sequence[int], value: Any, dtype: torch.dtype | None = None) -> fx.Node:
         """A node with this value everywhere."""
         function = aten.full.default

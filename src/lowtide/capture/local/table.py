@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from lowtide.capture.local import creation, layout, resize, rows, sums, windows
+from lowtide.capture.local import creation, layout, moved, resize, rows, sums, windows
 from lowtide.capture.local.site import Site, shape_of
 from lowtide.graph import Graph, Op, Rect
 
@@ -18,14 +18,17 @@ Handler: TypeAlias = Callable[[Site], fx.Node]
 """Writes the nodes that compute the wanted box of an operator."""
 
 _WORDS: dict[Handler, str] = {
-    rows.pointwise: "_to_copy lift_fresh_copy lift_fresh alias detach contiguous _prelu_kernel",
+    rows.pointwise: "_to_copy lift_fresh_copy lift_fresh alias detach contiguous _prelu_kernel "
+    "log_sigmoid_forward",
     rows.copied: "copy",
     rows.product: "mm bmm addmm baddbmm",
     rows.along: "_softmax _log_softmax _safe_softmax sort topk",
     rows.running: "cumsum cumprod logcumsumexp",
     rows.layer_norm: "native_layer_norm _fused_rms_norm",
     rows.group_norm: "native_group_norm",
-    rows.batch_norm: "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit",
+    rows.batch_norm: "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional cudnn_batch_norm _batch_norm_with_update "
+    "_batch_norm_with_update_functional _batch_norm_no_update",
     rows.embedding: "embedding",
     rows.gather: "gather",
     rows.index_select: "index_select",
@@ -42,6 +45,15 @@ _WORDS: dict[Handler, str] = {
     layout.cat: "cat",
     layout.stack: "stack",
     layout.flip: "flip",
+    moved.repeat: "repeat",
+    moved.roll: "roll",
+    moved.border: "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d",
+    moved.overwritten: "slice_scatter select_scatter",
+    moved.index: "index _unsafe_index",
+    moved.unfold: "unfold",
+    moved.pixel_shuffle: "pixel_shuffle",
+    moved.pixel_unshuffle: "pixel_unshuffle",
     creation.constant: "full zeros ones empty empty_permuted full_like zeros_like ones_like empty_like "
     "new_full new_zeros new_ones new_empty",
     creation.arange: "arange",
@@ -101,13 +113,25 @@ def reason(op: Op, graph: Graph, wanted: Rect | None, output: int) -> str | None
     found = handler(op) if target_of(op) is not None else None
     if op.attributes.get("random") and not (found is rows.attention and not _arguments(op).get("dropout_p")):
         return "it draws random numbers, and a part would draw others than the whole"
+    if found is rows.batch_norm and _training(op):
+        return "its statistics are those of the whole batch"
     if op.attributes.get("updates"):
         return "it writes into one of its inputs"
     if found is None:
         return f"{op.kind} is not among the operators that can be run on parts"
-    if output and found in _FIRST_ALONE:
+    if output and (found in _FIRST_ALONE or "log_sigmoid" in op.kind):
         return "only its first result can be made from parts"
     return _of_arguments(op, graph, found, wanted, output)
+
+
+def _training(op: Op) -> bool:
+    """Whether a batch norm computes its statistics itself."""
+    return "with_update" in op.kind or bool(_arguments(op).get("training"))
+
+
+def _is_mask(graph: Graph, op: Op, argument: Any) -> bool:
+    """Whether an argument is a tensor of yes and no."""
+    return argument is not None and graph.tensors[op.inputs[argument["input"]]].dtype in ("bool", "uint8")
 
 
 def _of_arguments(op: Op, graph: Graph, found: Handler, wanted: Rect | None, output: int) -> str | None:
@@ -116,8 +140,12 @@ def _of_arguments(op: Op, graph: Graph, found: Handler, wanted: Rect | None, out
     shape = shape_of(graph, op.outputs[output])
     if 0 in shape:
         return "its output is empty"
-    if found is rows.batch_norm and given.get("training"):
-        return "its statistics are those of the whole batch"
+    if found is moved.overwritten and given.get("step", 1) != 1:
+        return "it writes over elements that are not next to each other"
+    if found is moved.roll and not given.get("dims"):
+        return "it rolls over the ends of rows"
+    if found is moved.index and any(_is_mask(graph, op, one) for one in given["indices"]):
+        return "a mask says which elements it takes"
     if found is layout.view and op.attributes.get("overload") == "dtype":
         return "it reads elements as ones of another type"
     if found is resize.upsample and wanted is not None:
