@@ -18,7 +18,11 @@ def constant(site: Site) -> fx.Node:
     shape = list(site.wanted.shape)
     if name.startswith("empty"):
         return site.write(aten.empty.memory_format, shape, dtype=site.dtype, device=site.device)
-    value = {"zeros": 0, "ones": 1}.get(name, site.arguments.get("fill_value"))
+    given = site.arguments
+    value = {"zero": 0, "zeros": 0, "ones": 1}.get(name, given.get("fill_value", given.get("value")))
+    if isinstance(value, Held):
+        node = site.write(aten._to_copy.default, site.cut(value, value.whole), dtype=site.dtype)
+        return site.write(aten.expand.default, node, shape)
     return site.full(shape, value)
 
 

@@ -52,6 +52,8 @@ def emit(
     relation = access(graph, op).relations[output]
     if wanted.empty or not Rect.of_shape(relation.shape).contains(wanted):
         raise GraphError(f"{op.label}: {wanted} is no part of an output of shape {relation.shape}")
+    if over is not None and over.empty:
+        raise GraphError(f"{op.label}: nothing is summed over {over}")
     over = None if over == Rect.of_shape(relation.sums) else over
     if over is not None and write not in ADDS_UP:
         raise CaptureError(f"{op.label}: {op.kind} cannot be computed as a sum of parts")

@@ -174,5 +174,6 @@ def _shifted(site: Site, cut: dict[str, fx.Node], rows: tuple[int, int]) -> fx.N
     """Causal attention of queries that do not begin with the first: a mask says what they see."""
     mask = site.write(aten.tril.default, site.full([rows[1] - rows[0], rows[1]], 1, torch.bool), rows[0])
     args = (cut["query"], cut["key"], cut["value"], mask, 0.0, False)
-    scale = site.arguments.get("scale")
-    return site.write(aten.scaled_dot_product_attention.default, *args, scale=scale)
+    shared = site.arguments["query"].shape[1] != site.arguments["key"].shape[1]
+    options = {"scale": site.arguments.get("scale"), "enable_gqa": shared}
+    return site.write(aten.scaled_dot_product_attention.default, *args, **options)

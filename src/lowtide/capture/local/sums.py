@@ -10,7 +10,7 @@ from torch import fx
 from lowtide.capture.local.site import Held, Site
 from lowtide.errors import GraphError
 
-__all__ = ["likelihood", "loss", "reduction", "summed", "total_weight"]
+__all__ = ["inner", "likelihood", "loss", "reduction", "summed", "total_weight"]
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -38,11 +38,13 @@ def _share(site: Site, node: fx.Node, part: float, whole: float) -> fx.Node:
     return node if part == whole else site.write(aten.mul.Tensor, node, part / whole)
 
 
+def inner(site: Site) -> fx.Node:
+    """A product with a vector; of a part of the dimension that both have, what it adds."""
+    return site.again(**{name: site.cut(x, site.need(x)) for name, x in site.tensors().items()})
+
+
 def loss(site: Site) -> fx.Node:
-    """A loss of each element, added up or averaged."""
-    if site.arguments["reduction"] == _NONE:
-        cut = {name: site.cut(x, site.need(x)) for name, x in site.tensors().items()}
-        return site.again(**cut)
+    """A loss of each element, by itself, added up or averaged."""
     first: Held = site.arguments["self"]
     node = site.again(**{name: site.cut(x, site.need(x)) for name, x in site.tensors().items()})
     if site.arguments["reduction"] != _MEAN:

@@ -19,11 +19,11 @@ Handler: TypeAlias = Callable[[Site], fx.Node]
 
 _WORDS: dict[Handler, str] = {
     rows.pointwise: "_to_copy lift_fresh_copy lift_fresh alias detach contiguous _prelu_kernel "
-    "log_sigmoid_forward",
+    "log_sigmoid_forward hardswish rsub floor_divide",
     rows.copied: "copy",
     rows.product: "mm bmm addmm baddbmm",
     rows.along: "_softmax _log_softmax _safe_softmax sort topk",
-    rows.running: "cumsum cumprod logcumsumexp",
+    rows.running: "cumsum cumprod logcumsumexp cummax cummin",
     rows.layer_norm: "native_layer_norm _fused_rms_norm",
     rows.group_norm: "native_group_norm",
     rows.batch_norm: "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit "
@@ -55,9 +55,9 @@ _WORDS: dict[Handler, str] = {
     moved.pixel_shuffle: "pixel_shuffle",
     moved.pixel_unshuffle: "pixel_unshuffle",
     creation.constant: "full zeros ones empty empty_permuted full_like zeros_like ones_like empty_like "
-    "new_full new_zeros new_ones new_empty",
+    "new_full new_zeros new_ones new_empty empty_strided new_empty_strided fill zero",
     creation.arange: "arange",
-    creation.cut_from_whole: "eye linspace logspace scalar_tensor",
+    creation.cut_from_whole: "eye linspace logspace scalar_tensor tril_indices triu_indices",
     creation.triangle: "tril triu",
     windows.convolution: "convolution",
     windows.max_pool: "max_pool2d_with_indices max_pool3d_with_indices",
@@ -69,14 +69,15 @@ _WORDS: dict[Handler, str] = {
     "upsample_trilinear3d upsample_bicubic2d",
     sums.summed: "sum mean",
     sums.reduction: "amax amin argmax argmin max min any all prod var std var_mean std_mean logsumexp "
-    "linalg_vector_norm median",
+    "linalg_vector_norm norm median",
+    sums.inner: "mv dot vdot",
     sums.loss: "mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy "
     "binary_cross_entropy_with_logits",
     sums.likelihood: "nll_loss_forward nll_loss2d_forward",
 }
 _HANDLERS = {f"aten.{name}": one for one, names in _WORDS.items() for name in names.split()}
 
-ADDS_UP = frozenset({sums.summed, sums.loss, sums.likelihood})
+ADDS_UP = frozenset({sums.summed, sums.inner, sums.loss, sums.likelihood})
 """Those that can be given a part of the summed axes."""
 
 _FIRST_ALONE = frozenset(

@@ -13,6 +13,10 @@ from lowtide.graph import Graph, Op, Phase, Rect, Role
 from lowtide.graph.access import access
 
 
+def randn(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
 class Single(NamedTuple):
     graph: Graph
     op: Op

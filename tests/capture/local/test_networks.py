@@ -14,7 +14,7 @@ from lowtide.capture.step import capture
 from lowtide.graph import Phase, Rect, Role
 from lowtide.graph.access import access
 from lowtide.zoo import locallyconnected
-from tests.capture.tiles import Single, close, run, tile
+from tests.capture.local.tiles import Single, close, run, tile
 
 NETWORKS = [
     "unet:base=4,batch=2,size=188",
