@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func
 from torch import fx
 
 from lowtide import zoo
@@ -123,7 +124,7 @@ def summing(joint):
     return next(op for op in reversed(steps) if access(joint.graph, op).relations[0].sums)
 
 
-def tiled(joint, values, over):
+def tiled(joint, values, over, run=run):
     """What the part of the loss adds, in a graph made of nothing but what it needs; and what goes into it."""
     graph, adds = joint.graph, summing(joint)
     steps = [
@@ -155,16 +156,18 @@ def tiled(joint, values, over):
 
 
 WALKS = [
-    ("convpool:batch=2", 2),
-    ("unet:base=4,batch=2,size=188", 0),
-    ("unet:base=4,batch=2,size=188", 1),
-    ("gpt2:batch=2,layers=1,width=32,heads=4,length=16,vocab=64", 0),
-    ("alexnet:batch=2,size=67", 0),
+    ("convpool:batch=2", 2, 3),
+    ("unet:base=4,batch=2,size=188", 0, 2),
+    ("unet:base=4,batch=2,size=188", 1, 3),
+    ("gpt2:batch=2,layers=1,width=32,heads=4,length=16,vocab=64", 0, 2),
+    ("gpt2:batch=2,layers=1,width=32,heads=4,length=16,vocab=64", 0, 5),
+    ("alexnet:batch=2,size=67", 0, 2),
+    ("resnet50:batch=2,size=64,classes=10,width=16", 0, 2),
 ]
 
 
-@pytest.mark.parametrize(("address", "dim"), WALKS)
-def test_a_network_walked_through_tile_by_tile(address, dim):
+@pytest.mark.parametrize(("address", "dim", "count"), WALKS)
+def test_a_network_walked_through_tile_by_tile(address, dim, count):
     torch.manual_seed(1)
     joint = captured(address)
     values = leaves(joint)
@@ -173,7 +176,28 @@ def test_a_network_walked_through_tile_by_tile(address, dim):
     loss = values[joint.outputs[0]]
     plain = torch.autograd.grad(loss, wanted)
     sums = access(joint.graph, summing(joint)).relations[0].sums
-    first, second = (tiled(joint, values, over) for over in Rect.of_shape(sums).split(dim, 2))
-    close((first + second).detach(), loss.detach())
-    for a, b in zip(torch.autograd.grad(first + second, wanted), plain, strict=True):
+    parts = [tiled(joint, values, over) for over in Rect.of_shape(sums).split(dim, count)]
+    assert len(parts) == count
+    close(sum(parts).detach(), loss.detach())
+    for a, b in zip(torch.autograd.grad(sum(parts), wanted), plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_graph_of_a_tile_is_differentiated_by_aot_autograd():
+    torch.manual_seed(2)
+    joint = captured("convpool:batch=2")
+    values = leaves(joint)
+    wanted = [values[t].requires_grad_() for t in values if joint.graph.tensors[t].role is Role.PARAMETER]
+    list(forward(joint, values))
+
+    def boxed(module, _):
+        return make_boxed_func(module.forward)
+
+    def traced(graph, *given):
+        return aot_function(fx.GraphModule({}, graph), boxed, boxed)(*given)
+
+    over = Rect((0, 0, 1, 0), (2, 1, 3, 4))
+    plain = torch.autograd.grad(tiled(joint, values, over), wanted)
+    again = torch.autograd.grad(tiled(joint, values, over, traced), wanted)
+    for a, b in zip(again, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
