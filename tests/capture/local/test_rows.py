@@ -25,6 +25,20 @@ def test_pointwise_and_broadcasting(rng):
     check(rng, aten.copy.default, torch.zeros(3, 4, dtype=torch.float32), randn(4), grad=0)
 
 
+def test_pointwise_without_the_name(rng):
+    x = randn(3, 4, 5)
+    check(rng, aten._prelu_kernel.default, x, randn(1, 4, 1))
+    for target in (
+        aten.hardswish.default,
+        aten.lift_fresh_copy.default,
+        aten.alias.default,
+        aten.detach.default,
+    ):
+        check(rng, target, x)
+    check(rng, aten.rsub.Scalar, x, 2.5)
+    check(rng, aten.floor_divide.default, torch.randint(9, (3, 4)), torch.randint(1, 3, (4,)))
+
+
 def test_matrix_products(rng):
     m, k, n = (rng.randint(1, 6) for _ in range(3))
     check(rng, aten.mm.default, randn(m, k), randn(k, n))
@@ -42,6 +56,7 @@ def test_norms(rng):
     check(rng, aten.native_layer_norm.default, x, [4, 5], None, None, 1e-5)
     for output in (1, 2):
         check(rng, aten.native_layer_norm.default, x, [5], randn(5), randn(5), 1e-5, output=output, grad=0)
+    check(rng, aten._fused_rms_norm.default, x, [5], randn(5), 1e-5)
     y = randn(3, 6, 4, 5)
     check(rng, aten.native_group_norm.default, y, randn(6), randn(6), 3, 6, 20, 2, 1e-5)
     check(rng, aten.native_group_norm.default, y, None, None, 3, 6, 20, 3, 1e-5)
