@@ -45,9 +45,13 @@ class Joint:
     """Values written in the user's code, by tensor."""
     plain: Mapping[int, Any]
     """Results of forward that are no tensors, by their place among the outputs."""
+    marks: str | None = None
+    """What the user's function does to gradients beyond its operators, in words."""
 
 
-def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf]) -> Joint:
+def read_joint(
+    module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf], marks: str | None = None
+) -> Joint:
     """The Graph of a joint module whose first ``num_outputs`` results are those of forward."""
     nodes = list(module.graph.nodes)
     for node in nodes:
@@ -95,6 +99,7 @@ def read_joint(module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf])
         gradients=gradients,
         constants=builder.constants,
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
+        marks=marks,
     )
 
 

@@ -15,6 +15,7 @@ from lowtide.capture.ending import Update, read_update
 from lowtide.capture.joint import Joint, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
+from lowtide.capture.marks import gradient_marks
 from lowtide.capture.refusal import raise_through, traced, translated
 from lowtide.capture.rewrite import as_eager
 from lowtide.cost import Step
@@ -88,7 +89,7 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
         )
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> NoReturn:
-        raise _Done(read_joint(as_eager(joint), num_fwd_outputs, leaves))
+        raise _Done(read_joint(as_eager(joint), num_fwd_outputs, leaves, gradient_marks(module)))
 
     def forward_only(graph: fx.GraphModule, _: Any) -> NoReturn:
         results: Any = graph.graph.output_node().args[0]

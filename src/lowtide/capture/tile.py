@@ -66,6 +66,8 @@ class Tiling:
 
     def _loss(self) -> int:
         joint, graph = self.joint, self.joint.graph
+        if joint.marks is not None:
+            raise CaptureError(f"the step says more about gradients than its operators do: {joint.marks}")
         if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
             raise CaptureError("only a step that gives one loss can run in tiles")
         tensor = graph.tensors[joint.outputs[0]]

@@ -16,6 +16,7 @@ from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
 from lowtide.capture.loop import looped
+from lowtide.capture.marks import gradient_marks
 from lowtide.capture.refusal import raise_through, refuse_graph_breaks, traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_numbers, has_symbols
@@ -122,7 +123,10 @@ def compile_with(
             return planner(joint.graph)
 
         def in_place_too(joint: Joint) -> Program:
-            return with_in_place(joint.graph, planner(joint.graph), able_in_place(joint))
+            program = planner(joint.graph)
+            if boxes_of(program) is not None:  # of another graph, in which tiles are planned already
+                return program
+            return with_in_place(joint.graph, program, able_in_place(joint))
 
         def compiled(
             static: fx.GraphModule, leaves: Sequence[Leaf], arguments: Sequence[Any]
@@ -186,7 +190,7 @@ def _compiled(
     def partition(
         joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        captured = read_joint(as_eager(joint), num_fwd_outputs, leaves)
+        captured = read_joint(as_eager(joint), num_fwd_outputs, leaves, gradient_marks(module))
         return shells(joint, interpreter(captured), num_fwd_outputs)
 
     def forward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
