@@ -60,8 +60,8 @@ class InfeasibleError(PlanError):
     """A budget that is too small; says which one works.
 
     ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
-    ``proven`` says that none exists for the budget that was asked for. ``plain_peak`` and ``plain_seconds`` are
-    what the step takes without a plan, where that is known.
+    ``proven`` says that none exists for the budget that was asked for. ``plain_peak`` and ``plain_seconds``
+    are what the step takes without a plan, where that is known.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.tile import Tile, Tiling, values_read
 from lowtide.graph import Graph, Op, Phase, Rect, Role, Tensor, validate
 
-__all__ = ["LOOP", "Region", "looped"]
+__all__ = ["LOOP", "Region", "StandingIn", "looped"]
 
 LOOP = "lowtide.loop"
 
@@ -152,7 +152,7 @@ class _Writer:
         results = tuple(self.add(t) if t in outputs else -1 for t in call.results)
         target = call.target
         if unread:
-            target = _StandingIn(call.target, call.args, dict(call.kwargs), self.old.tensor_of, unread)
+            target = StandingIn(call.target, call.args, dict(call.kwargs), self.old.tensor_of, unread)
             nodes = [self.node[t] for t in reads]
             call = Call(target, (nodes,), {}, results, call.several)
         else:
@@ -231,7 +231,7 @@ class _Writer:
         self.calls.append(Call(region.scale, args, {}, tuple(gradients), True))
 
 
-class _StandingIn:
+class StandingIn:
     """An operator called with what it reads; other tensors are memory with nothing in it."""
 
     def __init__(
@@ -245,7 +245,13 @@ class _StandingIn:
         self.target, self.args, self.kwargs = target, args, kwargs
         self.tensor_of, self.unread = tensor_of, unread
 
+    @property
+    def passing_bytes(self) -> int:
+        """What is allocated besides results that are kept, should each result be as large as an input."""
+        return 2 * sum(like.numel() * like.itemsize for like in self.unread.values())
+
     def __call__(self, values: Sequence[torch.Tensor]) -> Any:
+        """What the operator gives for the values that it reads."""
         there = iter(values)
         made = {
             t: torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)

@@ -24,10 +24,11 @@ from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role
 from lowtide.graph.access import access
 
-__all__ = ["Tile", "Tiling", "values_read"]
+__all__ = ["MASKED", "Tile", "Tiling", "values_read"]
 
 aten = torch.ops.aten
-_MASKED = "aten.native_dropout"
+MASKED = "aten.native_dropout"
+"""Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,11 @@ class Tiling:
         needed, before = {self.loss: box}, set[int]()
         for op, _ in reversed(self.steps):
             for output, t in enumerate(op.outputs):
-                if t not in needed:
+                if t not in needed or t in before:
                     continue
                 why = supported(op, graph, needed[t], output)
                 relation = access(graph, op).relations[output]
-                if op.kind == _MASKED and output == 0:  # the mask is drawn before, of all
+                if op.kind == MASKED and output == 0:  # the mask is drawn before, of all
                     mask = op.outputs[1]
                     needed[mask] = needed.get(mask, needed[t]).hull(needed[t])
                     before.add(mask)
@@ -179,7 +180,7 @@ class Tiling:
         total: fx.Node | None,
     ) -> fx.Node:
         wanted = needed[op.outputs[output]]
-        if op.kind == _MASKED:
+        if op.kind == MASKED:
             value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
             share = float(call.args[1])
             source = _cropped(target, value, wanted), _cropped(target, mask, wanted)
@@ -228,7 +229,9 @@ class Tiling:
 
 
 def values_read(graph: Graph, op: Op) -> list[int]:
-    """Inputs of an operator whose values, not only shapes, are read."""
+    """Inputs of an operator whose values, not only shapes, are read; of a dropout only its mask counts."""
+    if op.kind == MASKED:
+        return []
     found: dict[int, None] = {}
     for relation in access(graph, op).relations:
         found |= {t: None for t, one in zip(op.inputs, relation.inputs, strict=True) if one is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,8 +52,10 @@ class _Turn:
             (loss,) = joint.outputs
             assert loss is not None
             return table[loss]
-        finally:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
             frame.clear()
+            raise
 
 
 class Turning:

@@ -128,7 +128,7 @@ class Planned:
         state: Sequence[torch.Tensor],
         pinned: Sequence[int],
     ) -> Plan:
-        """The plan for the whole step, or one in tiles where these may be used and are faster, or alone fit."""
+        """The plan for the whole step, or one in tiles where they are allowed and faster, or alone fit."""
         settings = self._settings
         refused: InfeasibleError | None = None
         whole: Plan | None = None

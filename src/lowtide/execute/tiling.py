@@ -1,4 +1,4 @@
-"""Which tiles a step is best cut into for a budget: captured, measured and planned, from few tiles to many."""
+"""Which tiles a step is best cut into for a budget: captured, measured, planned, from few tiles to many."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lowtide.capture.joint import Joint
-from lowtide.capture.loop import LOOP, Region, looped
+from lowtide.capture.loop import LOOP, Region, StandingIn, looped
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import InfeasibleError
@@ -23,7 +23,7 @@ from lowtide.execute.planning import Settings, costs_of, device_of, link_of
 from lowtide.execute.room import Room
 from lowtide.graph import Rect
 from lowtide.plan.make import Costs
-from lowtide.plan.memory import Memory
+from lowtide.plan.memory import Memory, rounded
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program, Run
@@ -32,8 +32,10 @@ from lowtide.plan.tile import TileStep, plan_loop
 
 __all__ = ["boxes_of", "in_tiles"]
 
-_OVERLAP = 2.0
+_OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
+_UNEVEN = 1.1
+"""Nor are parts of a batch whose sizes differ by more than this: the largest needs most."""
 _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
@@ -112,7 +114,7 @@ class _Search:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
         boxes = self.tiling.boxes(parts)
         working, overlap = _geometry(self.tiling, boxes)
-        if overlap > _OVERLAP:
+        if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _UNEVEN):
             return True
         beside = self.room.beside_bytes()
         if working + beside + Memory(self.tiling.graph).resident_bytes > self.budget:
@@ -214,4 +216,6 @@ def _around(whole: Joint, kind: str) -> Costs:
     """What the operators around the loop take: estimated, since they are few and small."""
     graph = whole.graph
     targets = [call.target for call in whole.calls]
-    return costs_of(graph, targets, kind, None, "estimated")
+    found = costs_of(graph, targets, kind, None, "estimated")
+    passing = (one.passing_bytes if isinstance(one, StandingIn) else 0 for one in targets)
+    return replace(found, workspace_bytes=tuple(map(rounded, passing, itertools.repeat(kind))))
