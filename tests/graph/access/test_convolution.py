@@ -1,7 +1,7 @@
 import pytest
 
 from lowtide.graph import Rect
-from lowtide.graph.access import Spread, Window
+from lowtide.graph.access import Blocks, Digit, Reshaped, Same, Spread, Whole, Window
 from tests.graph.access.probe import Probe, aten, check, tensor
 
 CASES = {
@@ -69,6 +69,26 @@ def test_padding_is_what_is_reached_beyond_the_image():
     assert relation.reach(top)[0] == Rect((0, 0, -1, -1), (1, 1, 3, 9))
     assert relation.needs(top)[0] == Rect((0, 0, 0, 0), (1, 1, 3, 8))
     assert relation.inputs[0][2:] == (Window(2, 3, 1, 1, 1), Window(3, 3, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "back"),
+    [
+        ("plain", (Same(1), Same(4)), (Same(4), Same(1))),
+        ("transposed", (Same(4), Same(1)), (Same(1), Same(4))),
+        ("groups", (Same(1), Whole()), (Blocks(1, 2, 3), Reshaped((Digit(1, 1, 2),)))),
+        ("transposed groups", (Blocks(1, 3, 2), Reshaped((Digit(1, 1, 3),))), (Same(1), Whole())),
+    ],
+)
+def test_channels_of_the_weight(case, forward, back):
+    image, weight, bias, figures = given(case)
+    relation = Probe(aten.convolution.default, (image, weight, bias, *figures)).access.relations[0]
+    assert relation.inputs[1] == (*forward, Whole(), Whole())
+    assert relation.once == (2,)
+    gradient = aten.convolution.default(image, weight, bias, *figures)
+    call = (gradient, image, weight, list(bias.shape), *figures, [True, False, False])
+    relation = Probe(aten.convolution_backward.default, call).access.relations[0]
+    assert relation.inputs[1:] == (None, (*back, Whole(), Whole()))
 
 
 def test_rows_that_a_stride_steps_over_have_no_gradient():

@@ -56,6 +56,14 @@ def test_several_indices(shapes):
     check(aten.index_put.default, given, indices, tensor(*out.shape, seed=3), True, tight=False)
 
 
+def test_each_index_is_read_where_it_stands():
+    given, rows, columns = tensor(4, 5, 3), integers(3, 2, 1), integers(3, 6)
+    relation = Probe(aten.index.Tensor, (given, [None, rows, columns])).access.relations[0]
+    assert relation.inputs == ((Same(0), Whole(), Whole()), (Same(1), Whole()), (Same(2),))
+    relation = Probe(aten.index.Tensor, (given, [columns, None, columns.clone()])).access.relations[0]
+    assert relation.inputs == ((Whole(), Same(1), Whole()), (Same(0),), (Same(0),))
+
+
 def test_a_mask_is_not_known():
     mask = torch.ones(4, 5, dtype=torch.bool)
     assert not Probe(aten.index.Tensor, (tensor(4, 5), [mask])).access.known

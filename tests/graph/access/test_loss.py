@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lowtide.graph import Rect
-from lowtide.graph.access import Whole
+from lowtide.graph.access import Same, Whole
 from tests.graph.access.probe import Probe, aten, check, integers, near, tensor
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -61,10 +61,11 @@ def test_parts_of_a_loss_add_up(shape, reduction):
 
 def test_one_example():
     scores, target = tensor(5), torch.tensor(3)
-    check(aten.nll_loss_forward.default, scores, target, None, MEAN, -100, tight=False)
-    total = torch.ones((), dtype=torch.float64)
-    call = (tensor(), scores, target, None, MEAN, -100, total)
-    check(aten.nll_loss_backward.default, *call, tight=False)
+    weight = tensor(5, seed=2, positive=True)
+    check(aten.nll_loss_forward.default, scores, target, weight, MEAN, -100, tight=False)
+    call = (tensor(), scores, target, weight, MEAN, -100, weight[3])
+    relation = check(aten.nll_loss_backward.default, *call, tight=False)[0]
+    assert relation.inputs == ((), None, (), (Same(0),), ())
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])

@@ -12,9 +12,9 @@ _NONE, _MEAN = 0, 1
 """How a loss is reduced, as torch numbers it; 2 is the sum."""
 
 
-def _scores(places: Indices, rank: int) -> Indices:
+def _scores(places: Indices) -> Indices:
     """Scores of all classes at places: (class), (n, class) or (n, class, height, width)."""
-    return (*places[:1], Whole(), *places[1:]) if rank > len(places) else (Whole(),)
+    return (*places[:1], Whole(), *places[1:])
 
 
 def _nll(call: Call) -> list[Relation]:
@@ -22,16 +22,13 @@ def _nll(call: Call) -> list[Relation]:
     scores, target, weight, reduction = (call.value(k) for k in range(4))
     places = call.shape(target) or ()
     loss, total = call.outputs
-    rank = len(call.shape(scores) or ())
-    if reduction == _NONE:
-        place = same(len(places))
-        reads = [(scores, _scores(place, rank)), (target, place), (weight, (Whole(),))]
-        return [call.relation(loss, reads), call.relation(total, [])]
     place = same(len(places))
     labels = [(target, place), (weight, (Whole(),))]
+    if reduction == _NONE:
+        return [call.relation(loss, [(scores, _scores(place)), *labels]), call.relation(total, [])]
     scaled = reduction == _MEAN
     return [
-        call.relation(loss, [(scores, _scores(place, rank)), *labels], sums=places, scaled=scaled),
+        call.relation(loss, [(scores, _scores(place)), *labels], sums=places, scaled=scaled),
         call.relation(total, labels, sums=places),
     ]
 
@@ -41,8 +38,7 @@ def _nll_backward(call: Call) -> list[Relation]:
     gradient, _, target, weight, reduction, _, total = (call.value(k) for k in range(7))
     shape = call.outputs[0]
     classes = Same(min(1, len(shape) - 1))
-    rank = len(call.shape(target) or ())
-    place: Indices = (Same(0), *same(len(shape) - 2, 2)) if len(shape) > 1 else (Whole(),) * rank
+    place: Indices = (Same(0), *same(len(shape) - 2, 2)) if len(shape) > 1 else ()
     reads = [
         (gradient, place if call.shape(gradient) else ()),
         (target, place),
