@@ -98,6 +98,12 @@ def test_repeats():
     check(aten.repeat.default, tensor(3, 4), [2, 1, 3])
 
 
+def test_complex_numbers():
+    pairs = tensor(3, 4, 2)
+    check(aten.view_as_complex.default, pairs, tight=False)
+    check(aten.view_as_real.default, aten.view_as_complex.default(pairs).clone(), tight=False)
+
+
 def test_an_empty_part_needs_nothing():
     relation = Probe(aten.permute.default, (GIVEN, [2, 0, 1])).access.relations[0]
     assert relation.needs(Rect((2, 0, 0), (2, 3, 7))) == (Rect((0, 0, 0), (0, 0, 0)),)

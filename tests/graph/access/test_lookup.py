@@ -64,6 +64,19 @@ def test_each_index_is_read_where_it_stands():
     assert relation.inputs == ((Whole(), Same(1), Whole()), (Same(0),), (Same(0),))
 
 
+def test_a_grid():
+    image, grid = tensor(2, 3, 5, 4), torch.tanh(tensor(2, 3, 2, 2, seed=2))
+    check(aten.grid_sampler_2d.default, image, grid, 0, 0, False, loose=[1], whole=False)
+    gradient = tensor(2, 3, 3, 2, seed=3)
+    call = (gradient, image, grid, 0, 0, False)
+    image_part, grid_part = check(
+        aten.grid_sampler_2d_backward.default, *call, [True, True], loose=[2], whole=False, keep=(2, 3)
+    )
+    assert (image_part.sums, grid_part.sums) == ((3, 2), (3,))
+    relations = check(aten.grid_sampler_2d_backward.default, *call, [False, True], tight=False)
+    assert [r.shape for r in relations] == [(2, 3, 2, 2)]
+
+
 def test_a_mask_is_not_known():
     mask = torch.ones(4, 5, dtype=torch.bool)
     assert not Probe(aten.index.Tensor, (tensor(4, 5), [mask])).access.known

@@ -9,7 +9,7 @@ from tests.graph.access.probe import Probe, aten, check, integers, tensor
 OVERLOADS = ("default", "Tensor", "self", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "ScalarOpt_dim")
 PLAIN = {"float": 0.25, "number": 0.25, "int": 1, "bool": False, "ScalarType": torch.float32}
 WHOLE_NUMBERS = "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor"
-LEVEL = """_prelu_kernel angle clamp clamp_max elu_backward floor_divide fmin hardshrink_backward
+LEVEL = """_prelu_kernel _prelu_kernel_backward angle clamp clamp_max elu_backward floor_divide fmin hardshrink_backward
 hardtanh_backward heaviside leaky_relu_backward log_sigmoid_backward masked_fill minimum nextafter sgn sign
 softshrink_backward threshold_backward tril triu where"""
 """Kinds that are level where the probe puts a value: what they read is proved, that it matters is not."""
@@ -107,6 +107,8 @@ def test_what_reads_no_values():
     ):  # fmt: skip
         assert check(target, *rest)[0].inputs == ()
     for target in (aten.empty_like.default, aten.rand_like.default, aten.randn_like.default):
+        assert Probe(target, (like,)).access.relations[0].inputs == (None,)
+    for target in (aten.exponential.default, aten.uniform.default, aten.normal_.default):
         assert Probe(target, (like,)).access.relations[0].inputs == (None,)
     assert check(aten.fill.Tensor, like, tensor())[0].inputs == (None, ())
 

@@ -65,6 +65,10 @@ def test_softmax(dim, logarithm):
     check(backward.default, gradient, result, dim, GIVEN.dtype)
 
 
+def test_softmax_of_rows_that_are_masked_whole():
+    check(aten._safe_softmax.default, GIVEN, -1)
+
+
 def test_running_sums():
     relation = check(aten.cumsum.default, GIVEN, 1)[0]
     assert relation.inputs[0] == (Same(0), Until(1), Same(2))

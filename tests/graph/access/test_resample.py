@@ -66,22 +66,3 @@ def test_borders(kind, margins):
 def test_borders_of_other_ranks():
     check(aten.reflection_pad1d.default, tensor(2, 6), [3, 2])
     check(aten.replication_pad3d.default, tensor(1, 2, 3, 2), [1, 1, 0, 2, 1, 0])
-
-
-def test_turned():
-    check(aten.flip.default, IMAGE, [0, -1])
-    check(aten.roll.default, IMAGE, [2, -1], [2, 3])
-    assert not Probe(aten.roll.default, (IMAGE, [2])).access.known
-
-
-def test_pixels():
-    check(aten.pixel_shuffle.default, tensor(2, 12, 3, 2), 2)
-    check(aten.pixel_unshuffle.default, tensor(2, 3, 4, 6), 2)
-
-
-@pytest.mark.parametrize(("size", "step"), [(3, 2), (2, 3), (4, 1)])
-def test_unfold(size, step):
-    given = tensor(2, 9, 3)
-    check(aten.unfold.default, given, 1, size, step)
-    out = aten.unfold.default(given, 1, size, step)
-    check(aten.unfold_backward.default, tensor(*out.shape, seed=2), [2, 9, 3], 1, size, step, whole=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowtide.graph.access.call import Call, Indices, Rule, Shape, broadcast, same
-from lowtide.graph.access.index import At, Digit, Index, Only, Reshaped, Same, Shift, Spread
+from lowtide.graph.access.index import At, Digit, Index, Only, Reshaped, Same, Shift, Spread, Whole
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
@@ -177,6 +177,18 @@ def _repeat(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), tuple(place))])]
 
 
+def _as_real(call: Call) -> list[Relation]:
+    """Both parts of complex numbers as a last dimension."""
+    shape = call.outputs[0]
+    return [call.relation(shape, [(call.value(0), same(len(shape) - 1))])]
+
+
+def _as_complex(call: Call) -> list[Relation]:
+    """A last dimension of two elements as the parts of complex numbers."""
+    shape = call.outputs[0]
+    return [call.relation(shape, [(call.value(0), (*same(len(shape)), Whole()))])]
+
+
 RULES: dict[str, Rule] = {
     "cat": _cat,
     "constant_pad_nd": _pad,
@@ -198,4 +210,6 @@ RULES: dict[str, Rule] = {
     "transpose": _transpose,
     "unbind": _unbind,
     "unsafe_split": _split,
+    "view_as_complex": _as_complex,
+    "view_as_real": _as_real,
 }

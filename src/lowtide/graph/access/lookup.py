@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Indices, Rule, same, whole
+from lowtide.graph.access.call import Call, Indices, Rule, Shape, same, whole
 from lowtide.graph.access.index import Same, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -87,10 +87,44 @@ def _index_put(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), same(len(shape))), *put])]
 
 
+def _grid(call: Call) -> list[Relation]:
+    """An image read between its elements, where a grid says."""
+    shape, (image, grid) = call.outputs[0], (call.value(0), call.value(1))
+    space = len(shape) - 2
+    place = (Same(0), Same(1), *whole(shape[2:]))
+    return [call.relation(shape, [(image, place), (grid, (Same(0), *same(space, 2), Whole()))])]
+
+
+def _grid_backward(call: Call) -> list[Relation]:
+    """The image's gradient is a sum over the places of the grid, the grid's over channels."""
+    gradient, image, grid = (call.value(k) for k in range(3))
+    extent = call.shape(gradient) or ()
+    rank, space = len(extent), len(extent) - 2
+
+    def of_image(shape: Shape) -> Relation:
+        places = same(space, rank)
+        reads = [(gradient, (Same(0), Same(1), *places)), (grid, (Same(0), *places, Whole()))]
+        return call.relation(shape, reads, sums=extent[2:])
+
+    def of_grid(shape: Shape) -> Relation:
+        channel, places = Same(rank), same(space, 1)
+        reads = [
+            (gradient, (Same(0), channel, *places)),
+            (image, (Same(0), channel, *whole(extent[2:]))),
+            (grid, (Same(0), *places, Whole())),
+        ]
+        return call.relation(shape, reads, sums=extent[1:2])
+
+    parts = [p for p, asked in zip((of_image, of_grid), call.value(6), strict=True) if asked]
+    return [part(shape) for part, shape in zip(parts, call.outputs, strict=True)]
+
+
 RULES: dict[str, Rule] = {
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
+    **{f"grid_sampler_{n}d": _grid for n in (2, 3)},
+    **{f"grid_sampler_{n}d_backward": _grid_backward for n in (2, 3)},
     "index": _index,
     "index_put": _index_put,
     "_unsafe_index": _index,

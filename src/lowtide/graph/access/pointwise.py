@@ -21,16 +21,17 @@ lt masked_fill maximum minimum mish mish_backward mul nan_to_num native_dropout_
 polar pow rad2deg real reciprocal relu relu6 remainder round rsqrt rsub sgn sigmoid sigmoid_backward sign
 signbit silu silu_backward sin sinc sinh softplus softplus_backward softshrink softshrink_backward sqrt square
 sub tan tanh tanh_backward threshold threshold_backward tril triu true_divide trunc where xlogy
-_to_copy _prelu_kernel contiguous
+_to_copy _prelu_kernel _prelu_kernel_backward contiguous
 """
 
 POINTWISE = frozenset(_NAMES.split())
 """Kinds in which all tensors are stretched to the output."""
 
 _VALUELESS = """
-arange empty empty_like empty_permuted empty_strided eye fill full full_like linspace logspace
-new_empty new_empty_strided new_full new_ones new_zeros ones ones_like rand rand_like randint
-randint_like randn randn_like randperm scalar_tensor tril_indices triu_indices zeros zeros_like zero
+arange cauchy empty empty_like empty_permuted empty_strided exponential eye fill full full_like geometric
+linspace log_normal logspace new_empty new_empty_strided new_full new_ones new_zeros normal_
+normal_functional ones ones_like rand rand_like randint randint_like randn randn_like random randperm
+scalar_tensor tril_indices triu_indices uniform zero zeros zeros_like
 """
 
 

@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = (
     | {kind: _all(1) for kind in _WHOLE.split()}
     | {"linalg_vector_norm": _all(2), "norm": _all(2)}
     | {"sort": _ordered(1), "topk": _ordered(2)}
-    | {"_softmax": _softmax, "_log_softmax": _softmax}
+    | {"_softmax": _softmax, "_log_softmax": _softmax, "_safe_softmax": _softmax}
     | {"_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward}
     | dict.fromkeys(_RUNNING.split(), _running)
 )

@@ -1,4 +1,4 @@
-"""Resizing, mirrored and repeated borders, reversal and rotation: each element reads a range written down."""
+"""Resizing, and borders that are mirrored or repeated: each element reads a range written down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowtide.graph.access.call import Call, Rule, Shape, same
-from lowtide.graph.access.index import Digit, Range, Reshaped, Same, Slide, Spans, Spread, Whole
+from lowtide.graph.access.index import (
+    Range,
+    Spans,
+)
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
@@ -114,56 +117,6 @@ def _border(rank: int, *, mirrored: bool, backward: bool) -> Rule:
     return rule
 
 
-def _turned(call: Call) -> list[Relation] | None:
-    """Dimensions read backwards, or from another element on."""
-    shape, given = call.outputs[0], call.value(0)
-    if call.kind == "flip":
-        moved = {d % len(shape): None for d in call.value(1)}
-    elif call.value(2):
-        moved = {d % len(shape): by for d, by in zip(call.value(2), call.value(1), strict=True)}
-    else:
-        return None  # rolled as if it had one dimension
-    place = []
-    for d, length in enumerate(shape):
-        by = moved.get(d)
-        order = [(k - by) % length if by is not None else length - 1 - k for k in range(length)]
-        place.append(Spans(d, tuple((k, k + 1) for k in order)) if d in moved else Same(d))
-    return [call.relation(shape, [(given, tuple(place))])]
-
-
-def _shuffle(call: Call) -> list[Relation]:
-    """Channels laid out as rows and columns."""
-    shape, factor = call.outputs[0], call.value(1)
-    c, h, w = (len(shape) - 3 + k for k in range(3))
-    channel = Reshaped((Digit(c, 1, shape[c], factor**2), Digit(h, 1, factor, factor), Digit(w, 1, factor)))
-    space = [Reshaped((Digit(axis, factor, shape[axis] // factor),)) for axis in (h, w)]
-    return [call.relation(shape, [(call.value(0), (*same(c), channel, *space))])]
-
-
-def _unshuffle(call: Call) -> list[Relation]:
-    """Rows and columns gathered as channels."""
-    shape, factor = call.outputs[0], call.value(1)
-    c, h, w = (len(shape) - 3 + k for k in range(3))
-    channel = Reshaped((Digit(c, factor**2, shape[c] // factor**2),))
-    rows = Reshaped((Digit(h, 1, shape[h], factor), Digit(c, factor, factor)))
-    columns = Reshaped((Digit(w, 1, shape[w], factor), Digit(c, 1, factor)))
-    return [call.relation(shape, [(call.value(0), (*same(c), channel, rows, columns))])]
-
-
-def _unfold(call: Call) -> list[Relation]:
-    """Windows over a dimension, their elements as the last."""
-    shape, dim = call.outputs[0], call.value(1) % max(1, len(call.outputs[0]) - 1)
-    place = [Slide(d, len(shape) - 1, call.value(3)) if d == dim else Same(d) for d in range(len(shape) - 1)]
-    return [call.relation(shape, [(call.value(0), tuple(place))])]
-
-
-def _unfold_backward(call: Call) -> list[Relation]:
-    shape, size, step = call.outputs[0], call.value(3), call.value(4)
-    dim = call.value(2) % max(1, len(shape))
-    place = [Spread(d, size, step) if d == dim else Same(d) for d in range(len(shape))]
-    return [call.relation(shape, [(call.value(0), (*place, Whole()))])]
-
-
 _RESIZED = {
     **{f"upsample_nearest{n}d": (n, "nearest") for n in (1, 2, 3)},
     **{f"_upsample_nearest_exact{n}d": (n, "exact") for n in (1, 2, 3)},
@@ -182,10 +135,4 @@ RULES: dict[str, Rule] = {
         for n in (1, 2, 3)
         for suffix in ("", "_backward")
     },
-    "flip": _turned,
-    "roll": _turned,
-    "pixel_shuffle": _shuffle,
-    "pixel_unshuffle": _unshuffle,
-    "unfold": _unfold,
-    "unfold_backward": _unfold_backward,
 }

@@ -13,6 +13,7 @@ from lowtide.graph.access import (
     pointwise,
     pool,
     product,
+    rearrange,
     reduction,
     resample,
     reshape,
@@ -37,6 +38,7 @@ _FAMILIES = (
     lookup,
     attention,
     resample,
+    rearrange,
 )
 _RULES: dict[str, Rule] = {kind: rule for family in _FAMILIES for kind, rule in family.RULES.items()}
 
