@@ -73,10 +73,24 @@ def test_a_grid():
         aten.grid_sampler_2d_backward.default, *call, [True, True], loose=[2], whole=False, keep=(2, 3)
     )
     assert (image_part.sums, grid_part.sums) == ((3, 2), (3,))
+    places = (Same(4), Same(5))
+    assert image_part.inputs == ((Same(0), Same(1), *places), None, (Same(0), *places, Whole()))
+    assert grid_part.inputs[1] == (Same(0), Same(4), Whole(), Whole())
     relations = check(aten.grid_sampler_2d_backward.default, *call, [False, True], tight=False)
     assert [r.shape for r in relations] == [(2, 3, 2, 2)]
 
 
 def test_a_mask_is_not_known():
-    mask = torch.ones(4, 5, dtype=torch.bool)
-    assert not Probe(aten.index.Tensor, (tensor(4, 5), [mask])).access.known
+    for shape in ((4, 5), (4,)):
+        mask = torch.ones(shape, dtype=torch.bool)
+        assert not Probe(aten.index.Tensor, (tensor(4, 5), [mask])).access.known
+
+
+def test_single_numbers():
+    number, first = tensor(), integers(1)
+    check(aten.gather.default, number, 0, first)
+    check(aten.gather.default, number, 0, integers(1, 1))
+    check(aten.scatter_add.default, number, 0, first, tensor(seed=2))
+    check(aten.scatter_add.default, tensor(3), 0, first, tensor(seed=2), tight=False)
+    check(aten.index_select.default, number, 0, first)
+    check(aten.index_select.default, tensor(3, 2), 0, first, whole=False)

@@ -29,6 +29,7 @@ def test_gated(dim):
 
 @pytest.mark.parametrize(("size", "step"), [(3, 2), (2, 3), (4, 1)])
 def test_unfold(size, step):
+    check(aten.unfold.default, tensor(2, 9, 3), -2, size, step)
     given = tensor(2, 9, 3)
     check(aten.unfold.default, given, 1, size, step)
     out = aten.unfold.default(given, 1, size, step)

@@ -15,6 +15,7 @@ NETWORKS = [
     "unet:base=2,batch=1,size=188",
     "alexnet:batch=1,size=64",
     "gpt2:layers=1,batch=1,width=8,heads=2,length=16,vocab=32",
+    "gpt2:layers=1,batch=1,width=8,heads=2,length=16,vocab=32,dropout=10",
     "convpool",
     "locallyconnected:batch=3,size=17,channels=4,classes=10",
     "densenet161:batch=2,size=33,classes=10,growth=8,layers=1",

@@ -24,6 +24,7 @@ class Call:
         self.op = op
         self.kind = op.kind.removeprefix("aten.")
         self.shapes: tuple[Shape, ...] = tuple(graph.tensors[t].shape or () for t in op.inputs)
+        self._types = tuple(graph.tensors[t].dtype for t in op.inputs)
         self.outputs: tuple[Shape, ...] = tuple(graph.tensors[t].shape or () for t in op.outputs)
         self._values: Sequence[Any] = op.attributes.get("arguments") or ()
         self._options: dict[str, Any] = op.attributes.get("options") or {}
@@ -47,6 +48,11 @@ class Call:
         """The shape of a tensor among the arguments; None for anything else."""
         position = self.position(argument)
         return None if position is None else self.shapes[position]
+
+    def is_mask(self, argument: Any) -> bool:
+        """Whether an argument is a tensor of truth values."""
+        position = self.position(argument)
+        return position is not None and self._types[position] in ("bool", "uint8")
 
     @staticmethod
     def position(argument: Any) -> int | None:

@@ -32,7 +32,7 @@ def _embedding_backward(call: Call) -> list[Relation]:
 
 def _gather(call: Call) -> list[Relation]:
     shape, index = call.outputs[0], call.value(2)
-    if not shape:
+    if not shape or not call.shape(call.value(0)):
         return [call.everything(shape)]
     dim = call.value(1) % len(shape)
     return [call.relation(shape, [(call.value(0), _except(len(shape), dim)), (index, same(len(shape)))])]
@@ -50,7 +50,7 @@ def _index_select(call: Call) -> list[Relation]:
 def _scatter(call: Call) -> list[Relation]:
     """Elements of a source put where an index says; what they are put on may show through anywhere."""
     shape, index, source = call.outputs[0], call.value(2), call.value(3)
-    if not shape:
+    if not shape or not call.shape(index):
         return [call.everything(shape)]
     dim = call.value(1) % len(shape)
     place = _except(len(shape), dim)
@@ -65,8 +65,8 @@ def _index(call: Call) -> list[Relation] | None:
     indexed = [d for d, index in enumerate(indices) if index is not None]
     shapes = [call.shape(indices[d]) or () for d in indexed]
     rank = max(map(len, shapes), default=0)
-    if rank != len(shape) - (len(source) - len(indexed)):
-        return None  # a mask, whose shape follows from its values
+    if any(call.is_mask(indices[d]) for d in indexed):
+        return None  # how many elements it picks follows from its values
     together = indexed == list(range(indexed[0], indexed[0] + len(indexed)))
     first = indexed[0] if together else 0
     others = [axis for axis in range(len(shape)) if not first <= axis < first + rank]
