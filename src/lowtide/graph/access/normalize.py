@@ -23,10 +23,10 @@ def _layer_norm(call: Call) -> list[Relation]:
     return [call.relation(result, [(given, row), *scales]), *statistics]
 
 
-def _layer_norm_backward(statistics: Sequence[int], weight: int) -> Rule:
+def _layer_norm_backward(statistics: Sequence[int], weight: int, asked: int) -> Rule:
     """Gradients of the rows, of the weight and of the bias, as far as they are asked for.
 
-    The last argument says which; the figures are where statistics and weight stand among the arguments.
+    The figures are where statistics, weight and what is asked for stand among the arguments.
     """
 
     def rule(call: Call) -> list[Relation]:
@@ -49,8 +49,7 @@ def _layer_norm_backward(statistics: Sequence[int], weight: int) -> Rule:
         def of_bias(shape: Shape) -> Relation:
             return call.relation(shape, [(gradient, (*same(lead, rank), *same(rank)))], sums=rows[:lead])
 
-        mask = call.value(weight + (2 if len(statistics) > 1 else 1))
-        parts = [p for p, asked in zip((of_rows, of_weight, of_bias), mask, strict=False) if asked]
+        parts = [p for p, a in zip((of_rows, of_weight, of_bias), call.value(asked), strict=False) if a]
         return [part(shape) for part, shape in zip(parts, call.outputs, strict=True)]
 
     return rule
@@ -100,9 +99,9 @@ def _group_norm_backward(call: Call) -> list[Relation]:
 
 RULES: dict[str, Rule] = {
     "native_layer_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward((3, 4), 5),
+    "native_layer_norm_backward": _layer_norm_backward((3, 4), 5, 7),
     "_fused_rms_norm": _layer_norm,
-    "_fused_rms_norm_backward": _layer_norm_backward((3,), 4),
+    "_fused_rms_norm_backward": _layer_norm_backward((3,), 4, 5),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
 }
