@@ -1,12 +1,12 @@
-"""A forward graph of ATen operators with its backward, which adds to gradients that are there."""
+"""A forward graph of ATen operators with its backward, as a captured step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
@@ -18,7 +18,7 @@ from lowtide.capture.refusal import traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.graph import Role
 
-__all__ = ["Example", "differentiated"]
+__all__ = ["Example", "accumulating", "differentiated"]
 
 
 class Example(NamedTuple):
@@ -40,66 +40,77 @@ _LIBRARY.define("accumulate(Tensor into, Tensor part) -> ()")  # type: ignore[no
 _LIBRARY.impl("accumulate", _accumulate, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-class _Found(Exception):  # noqa: N818
+class _Found(Exception):  # noqa: N818  it ends the tracing
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
 
 
-def differentiated(
-    graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf], wanted: Sequence[int]
-) -> Joint:
-    """Forward and backward of the graph as one step.
+Change = Callable[[fx.GraphModule, int], list[Leaf]]
+"""Changes a joint graph with so many results of forward; tells the leaves that it adds."""
 
-    Behind its inputs there is one for each of the ``wanted``: the gradient that backward adds its own to, as
-    soon as that is made. Backward returns nothing itself.
-    """
-    more = [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
+
+def differentiated(
+    graph: fx.Graph,
+    examples: Sequence[Example],
+    leaves: Sequence[Leaf],
+    change: Change | None = None,
+    *,
+    root: nn.Module | None = None,
+    mode: FakeTensorMode | None = None,
+) -> Joint:
+    """Forward and backward of the graph as one step; ``root`` has the modules that it calls."""
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-        accumulating(joint, num_fwd_outputs, len(examples), wanted)
+        more = change(joint, num_fwd_outputs) if change is not None else []
         raise _Found(read_joint(as_eager(joint), num_fwd_outputs, [*leaves, *more]))
 
     def forward(module: fx.GraphModule, _: Any) -> Any:
         raise AssertionError(f"a graph without gradients: {module.graph}")
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    mode = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     with tracing(TracingContext(mode)), traced(), eager_kernels(), torch.enable_grad():
         with mode:
-            inputs = [
-                torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=one.device).requires_grad_(
-                    one.differentiable
-                )
-                for one in examples
-            ]
-        module = fx.GraphModule(torch.nn.Module(), graph)
+            inputs = [_made(one) for one in examples]
+        module = fx.GraphModule(root or nn.Module(), graph)
+        compiler = aot_autograd(fw_compiler=forward, inference_compiler=forward, partition_fn=partition)
         try:
-            aot_autograd(fw_compiler=forward, inference_compiler=forward, partition_fn=partition)(
-                module, inputs
-            )
+            compiler(module, inputs)
         except _Found as found:
             return found.joint
     raise AssertionError("AOTAutograd asked for no partition")
 
 
-def accumulating(joint: fx.GraphModule, num_outputs: int, num_inputs: int, wanted: Sequence[int]) -> None:
-    """Add each gradient to one that goes in, as soon as it is made, instead of returning it."""
-    graph = joint.graph
-    output = graph.output_node()
-    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    placeholders = graph.find_nodes(op="placeholder")
-    last = placeholders[-1]
-    for k in wanted:
-        gradient = results[num_outputs + k]
-        with graph.inserting_after(last):
-            last = graph.placeholder(f"into_{k}")
-        if not isinstance(gradient, fx.Node):  # this tile adds nothing to it
-            last.meta["val"] = placeholders[k].meta["val"]
-            continue
-        last.meta["val"] = gradient.meta["val"]
-        with graph.inserting_after(gradient):
-            node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
-        node.meta = {"val": None, "partitioner_tag": "is_backward"}
-        results[num_outputs + k] = None
-    assert len(placeholders) == num_inputs + 1
-    output.args = (tuple(results),)
-    joint.recompile()
+def _made(one: Example) -> torch.Tensor:
+    made = torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=one.device)
+    return made.requires_grad_(one.differentiable)
+
+
+def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int]) -> Change:
+    """Each gradient is added to one that goes in, as soon as it is made, and not returned.
+
+    Behind the inputs there is one for each of the ``wanted``.
+    """
+
+    def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
+        graph = joint.graph
+        output = graph.output_node()
+        results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        placeholders = graph.find_nodes(op="placeholder")
+        last = placeholders[-1]
+        for k in wanted:
+            gradient = results[num_outputs + k]
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"into_{k}")
+            if not isinstance(gradient, fx.Node):  # nothing is added to it
+                last.meta["val"] = placeholders[k].meta["val"]
+                continue
+            last.meta["val"] = gradient.meta["val"]
+            with graph.inserting_after(gradient):
+                node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
+            node.meta = {"val": None, "partitioner_tag": "is_backward"}
+            results[num_outputs + k] = None
+        output.args = (tuple(results),)
+        joint.recompile()
+        return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
+
+    return change

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Example, differentiated
+from lowtide.capture.differentiate import Example, accumulating, differentiated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.local import Part, emit, loss_total, supported
 from lowtide.errors import CaptureError
@@ -49,21 +49,23 @@ class Tile:
 class Tiling:
     """How a captured step can be cut; a CaptureError says what stands against it."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, cut: Sequence[str] = ()) -> None:
         self.joint, self.graph = joint, joint.graph
-        self.steps = [
-            (op, call)
-            for op, call in zip(joint.graph.ops, joint.calls, strict=True)
-            if op.phase is Phase.FORWARD
-        ]
+        pairs = zip(joint.graph.ops, joint.calls, strict=True)
+        self.forward = [(op, call) for op, call in pairs if op.phase is Phase.FORWARD]
         self.loss = self._loss()
+        number = {tensor.id: t for t, tensor in enumerate(joint.graph.tensors)}
+        self.cut = frozenset(number[name] for name in cut)
+        """Tensors at which the region begins; all that they are made from is outside."""
+        self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.adds = self._adds()
         """The operator that sums up what the tiles add."""
         self.axes: tuple[int, ...] = access(self.graph, self.adds).relations[0].sums
         """Lengths of the axes that can be cut."""
-        self.differentiable = {
+        self.leaves = frozenset(
             t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
-        }
+        )
+        self.differentiable = self.leaves | self.cut
 
     def _loss(self) -> int:
         joint, graph = self.joint, self.joint.graph
@@ -82,7 +84,7 @@ class Tiling:
 
     def _adds(self) -> Op:
         """From the loss back over what is linear in it, to the sum itself."""
-        maker = {t: op for op, _ in self.steps for t in op.outputs}
+        maker = {t: op for op, _ in self.forward for t in op.outputs}
         tensor = self.loss
         while (op := maker.get(tensor)) is not None:
             relation = access(self.graph, op).relations[op.outputs.index(tensor)]
@@ -165,7 +167,7 @@ class Tiling:
             leaves.append(Leaf("total", Role.INPUT))
         key = str(target), tuple(examples)
         if key not in known:
-            known[key] = differentiated(target, examples, leaves, wanted)
+            known[key] = differentiated(target, examples, leaves, accumulating(leaves, wanted))
         return Tile(over, tuple((t, needed[t]) for t in given), total is not None, wanted, known[key])
 
     def _written(

@@ -15,7 +15,6 @@ from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.leaves import leaves_of
-from lowtide.capture.loop import looped
 from lowtide.capture.marks import gradient_marks
 from lowtide.capture.refusal import raise_through, refuse_graph_breaks, traced
 from lowtide.capture.rewrite import as_eager
@@ -27,7 +26,7 @@ from lowtide.execute.planned import Planned
 from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
-from lowtide.execute.tiling import boxes_of
+from lowtide.execute.tiling import loop_of, with_loop
 from lowtide.execute.travel import bring_back, guarded
 from lowtide.graph import Graph
 from lowtide.plan.in_place import with_in_place
@@ -124,7 +123,7 @@ def compile_with(
 
         def in_place_too(joint: Joint) -> Program:
             program = planner(joint.graph)
-            if boxes_of(program) is not None:  # of another graph, in which tiles are planned already
+            if loop_of(program) is not None:  # of another graph, in which tiles are planned already
                 return program
             return with_in_place(joint.graph, program, able_in_place(joint))
 
@@ -181,8 +180,7 @@ def _compiled(
 
     def interpreter(joint: Joint) -> Interpreter:
         chosen = program(joint)
-        boxes = boxes_of(chosen)
-        made.append(Interpreter(joint if boxes is None else looped(joint, boxes), chosen))
+        made.append(Interpreter(with_loop(joint, chosen), chosen))
         if watch is not None:
             watch(made[-1])
         return made[-1]

@@ -81,21 +81,17 @@ class Turning:
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """The loss, the gradient of it that was expected, and the gradients."""
         region = self.region
-        device = values[0].device
         loss: torch.Tensor | None = None
         with torch.no_grad():
             total = region.total(*(values[k] for k in region.total_of)) if region.total else None
             made = [_zeros(like) for _, like in region.gradients]
             into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
-            expected = region.came[-1] if region.came else None
+            expected = region.came[-1] if region.came else _ones(region.loss)
             for tile, turn in zip(region.tiles, self.turns, strict=True):
                 arguments = _arguments(region, tile, values, total, into)
-                if expected is None:
-                    expected = torch.ones((), dtype=_loss_type(turn.joint), device=device)
                 part = turn(arguments, expected)
                 loss = part if loss is None else loss.add_(part)
         assert loss is not None
-        assert expected is not None
         return [loss, expected, *made]
 
 
@@ -125,14 +121,12 @@ def run_body(
     with torch.no_grad():
         total = region.total(*(values[k] for k in region.total_of)) if region.total else None
         into = {t: _zeros(like) for t, like in region.gradients}
-        expected = torch.ones((), dtype=_loss_type(joint), device=values[0].device)
+        expected = _ones(region.loss)
         _Turn(joint, program)(_arguments(region, tile, values, total, into), expected, marker)
 
 
-def _loss_type(joint: Joint) -> torch.dtype:
-    (loss,) = joint.outputs
-    assert loss is not None
-    return joint.values[loss].dtype
+def _ones(like: torch.Tensor) -> torch.Tensor:
+    return torch.ones(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:

@@ -149,8 +149,15 @@ def costs_of(
     run: Callable[[Marker], object] | None,
     origin: str = "measured",
 ) -> Costs:
-    """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated."""
-    if origin == "estimated" or run is None:
+    """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
+
+    The origin ``known`` stands for what the cache has, and estimates of the rest.
+    """
+    if origin == "known":
+        cache = open_cache(cache_folder(), environment(kind))
+        guesses = estimate(graph, _described(kind))
+        found = tuple(cache.get(signature(graph, k)) or guess for k, guess in enumerate(guesses))
+    elif origin == "estimated" or run is None:
         found = estimate(graph, _described(kind))
     else:
         where = environment(kind)

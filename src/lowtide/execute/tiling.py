@@ -6,31 +6,30 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lowtide.capture.joint import Joint
-from lowtide.capture.loop import LOOP, Region, StandingIn, looped
+from lowtide.capture.loop import LOOP, Region, looped
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import InfeasibleError
 from lowtide.execute.in_place import able_in_place
-from lowtide.execute.lines import Frame, prepared
 from lowtide.execute.loops import run_body
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of
 from lowtide.execute.room import Room
 from lowtide.graph import Rect
 from lowtide.plan.make import Costs
-from lowtide.plan.memory import Memory, rounded
+from lowtide.plan.memory import Memory
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
-from lowtide.plan.program import Loop, Program, Run
+from lowtide.plan.program import Loop, Program
 from lowtide.plan.simulate import simulate
 from lowtide.plan.tile import TileStep, plan_loop
 
-__all__ = ["boxes_of", "in_tiles"]
+__all__ = ["in_tiles", "loop_of", "with_loop"]
 
 _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
@@ -40,16 +39,23 @@ _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
+_LARGE = 0.5
+"""A tensor of this share of the largest is large."""
+_SMALL = 0.5
+"""One of this share at most is a good place for a loop to begin."""
 _WORSE = 2
 """So many ways in a row may be slower than the best before the search ends."""
 
 
-def boxes_of(program: Program) -> list[Rect] | None:
-    """The boxes that the loop of a Program goes over, if it has one."""
-    for line in program.forward:
-        if isinstance(line, Loop):
-            return [tile.over for tile in line.tiles]
-    return None
+def loop_of(program: Program) -> Loop | None:
+    """The loop of a Program, if it has one."""
+    return next((line for line in program.forward if isinstance(line, Loop)), None)
+
+
+def with_loop(joint: Joint, program: Program) -> Joint:
+    """The captured step as the Program runs it: with a region as one operator, where it has a loop."""
+    loop = loop_of(program)
+    return joint if loop is None else looped(joint, [tile.over for tile in loop.tiles], loop.cut)
 
 
 def in_tiles(
@@ -59,11 +65,11 @@ def in_tiles(
 
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
-    tiling = Tiling(joint)
-    search = _Search(tiling, arguments, room, settings, budget, plain)
-    for parts in grids(tiling):
-        if search.done() or not search.attempt(parts):
-            break
+    search = _Search(joint, arguments, room, settings, budget, plain)
+    whole = Tiling(joint)
+    for cut in endings(whole):
+        search.attempts(Tiling(joint, (cut,)), (cut,))
+    search.attempts(whole, ())
     if search.best is None:
         raise search.refused or InfeasibleError(
             "no tiles fit", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
@@ -93,9 +99,40 @@ def _counts(length: int) -> Iterator[int]:
     yield from sorted(k for k in found if k > 1)
 
 
+def endings(tiling: Tiling) -> list[str]:
+    """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
+
+    The last of them: what follows it is the region that a loop makes small.
+    """
+    graph = tiling.graph
+    carries = set(tiling.leaves)
+    last: dict[int, int] = {}
+    for k, (op, _) in enumerate(tiling.forward):
+        for t in op.inputs:
+            last[t] = k
+        if carries.intersection(op.inputs):
+            carries.update(t for t in op.outputs if _floating(graph.tensors[t].dtype))
+    most = max((graph.tensors[t].bytes for op, _ in tiling.forward for t in op.outputs), default=0)
+    there: set[int] = set()
+    found: list[str] = []
+    for k, (op, _) in enumerate(tiling.forward):
+        there = {t for t in there if last.get(t, -1) > k}
+        there.update(t for t in op.outputs if t in carries and last.get(t, -1) > k)
+        behind = [graph.tensors[t].bytes for later, _ in tiling.forward[k + 1 :] for t in later.outputs]
+        if len(there) == 1 and max(behind, default=0) >= _LARGE * most:
+            (t,) = there
+            if graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None:
+                found.append(graph.tensors[t].id)
+    return found[-1:]
+
+
+def _floating(dtype: str | None) -> bool:
+    return dtype is not None and ("float" in dtype or "complex" in dtype)
+
+
 @dataclass(slots=True)
 class _Search:
-    tiling: Tiling
+    joint: Joint
     arguments: Sequence[Any]
     room: Room
     settings: Settings
@@ -110,17 +147,24 @@ class _Search:
         """Whether nothing more is to be expected, or time is up."""
         return self.worse >= _WORSE or self.spent > self.settings.time_limit
 
-    def attempt(self, parts: tuple[int, ...]) -> bool:
+    def attempts(self, tiling: Tiling, cut: tuple[str, ...]) -> None:
+        """Plan with more and more tiles, as long as that may help."""
+        self.worse = 0
+        for parts in grids(tiling):
+            if self.done() or not self.attempt(tiling, parts, cut):
+                break
+
+    def attempt(self, tiling: Tiling, parts: tuple[int, ...], cut: tuple[str, ...]) -> bool:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
-        boxes = self.tiling.boxes(parts)
-        working, overlap = _geometry(self.tiling, boxes)
+        boxes = tiling.boxes(parts)
+        working, overlap = _geometry(tiling, boxes)
         if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _UNEVEN):
             return True
         beside = self.room.beside_bytes()
-        if working + beside + Memory(self.tiling.graph).resident_bytes > self.budget:
+        if working + beside + Memory(self.joint.graph).resident_bytes > self.budget:
             return True
         try:
-            plan, inner = self._planned(boxes, beside)
+            plan, inner = self._planned(boxes, cut, beside)
         except InfeasibleError as error:
             self.refused = error
             return True
@@ -130,9 +174,9 @@ class _Search:
             self.worse += 1
         return inner > _GOOD
 
-    def _planned(self, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
+    def _planned(self, boxes: Sequence[Rect], cut: tuple[str, ...], beside: int) -> tuple[Plan, float]:
         settings = self.settings
-        whole = looped(self.tiling.joint, boxes)
+        whole = looped(self.joint, boxes, cut)
         at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
         region: Region = whole.calls[at].target
         values = _values(whole, at, self.arguments)
@@ -149,6 +193,8 @@ class _Search:
             steps,
             self.budget,
             self.plain,
+            cut=cut,
+            able=able_in_place(whole),
             only=settings.only,
             link=link_of(kind) if "offload" in settings.only else None,
             beside_bytes=beside,
@@ -158,8 +204,8 @@ class _Search:
         )
         self.spent += time.monotonic() - began
         least = sum(sum(steps[k].costs.seconds) for k in which)
-        inside = plan.seconds[at]
-        return plan, inside / least - 1 if least else 0.0
+        least += sum(s for k, s in enumerate(plan.seconds) if k != at)
+        return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
     def _measured(
         self, region: Region, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
@@ -199,23 +245,17 @@ def _item(size: int, shape: tuple[int, ...] | None) -> float:
 
 
 def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """What goes into the loop, made from the arguments of the step."""
-    before = Program(tuple(Run(k) for k in range(loop)))
-    lines, _ = prepared(whole, before, ())
-    frame = Frame(len(whole.graph.tensors), [], None)
-    for t, value in [*whole.constants.items(), *zip(whole.inputs, arguments, strict=True)]:
-        if t is not None:
-            frame.table[t] = value
-    with torch.no_grad():
-        for line in lines:
-            line(frame)
-    return [frame.table[t] for t in whole.graph.ops[loop].inputs]
+    """What goes into the loop, as far as it goes into the step; anything else is zeros of its form."""
+    given = {t: value for t, value in zip(whole.inputs, arguments, strict=True) if t is not None}
+    given |= whole.constants
+    return [given[t] if t in given else _zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
 
 
 def _around(whole: Joint, kind: str) -> Costs:
-    """What the operators around the loop take: estimated, since they are few and small."""
-    graph = whole.graph
+    """What the operators around the loop take: as far as they are known from the step, else estimated."""
     targets = [call.target for call in whole.calls]
-    found = costs_of(graph, targets, kind, None, "estimated")
-    passing = (one.passing_bytes if isinstance(one, StandingIn) else 0 for one in targets)
-    return replace(found, workspace_bytes=tuple(map(rounded, passing, itertools.repeat(kind))))
+    return costs_of(whole.graph, targets, kind, None, "known")

@@ -38,6 +38,8 @@ class Loop(Run, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag
     """
 
     tiles: tuple[Tile, ...] = ()
+    cut: tuple[str, ...] = ()
+    """Tensors of the captured step at which the region begins; none: all of the step."""
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", gc=False):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
 from lowtide.graph import Graph, Rect
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
+from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.memory import Memory
@@ -20,7 +22,9 @@ from lowtide.plan.portfolio import Progress
 from lowtide.plan.program import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.simulate import simulate
 
-__all__ = ["TileStep", "plan_loop", "with_loop"]
+__all__ = ["TileStep", "plan_loop"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +37,6 @@ class TileStep:
     """Operators that may run in place."""
 
 
-def with_loop(graph: Graph, tiles: Sequence[Tile], bodies: Sequence[Body]) -> Program:
-    """The plain Program of a step with a loop in it."""
-    plain = store_all(graph)
-
-    def turned(line: Instruction) -> Instruction:
-        if isinstance(line, Run) and graph.ops[line.op].kind == "lowtide.loop":
-            return Loop(line.op, tiles=tuple(tiles))
-        return line
-
-    return Program(tuple(map(turned, plain.forward)), plain.backward, tuple(bodies))
-
-
 def plan_loop(
     graph: Graph,
     costs: Costs,
@@ -54,6 +46,8 @@ def plan_loop(
     budget: int,
     plain: Side,
     *,
+    cut: Sequence[str] = (),
+    able: Collection[int] = (),
     only: Collection[str],
     link: Link | None = None,
     beside_bytes: int = 0,
@@ -61,77 +55,93 @@ def plan_loop(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan for a step whose loop runs ``steps[which[k]]`` for ``boxes[k]``, inside ``budget`` bytes.
+    """The plan for a step with a loop: ``steps[which[k]]`` for ``boxes[k]``, inside ``budget`` bytes.
 
-    ``costs`` are those of the operators around the loop, ``plain`` what the untiled step takes. An
-    InfeasibleError says that a tile does not fit. The bound is the time of the plain step: nothing better is
-    proven for tiles.
+    ``costs`` are those of the operators around the loop, ``plain`` what the untiled step takes. Where the
+    loop is all of the step, its tiles get what is left of the budget; where it begins at ``cut`` tensors,
+    they run plainly, and what is around them is planned. An InfeasibleError says that something does not
+    fit. The bound is the time of the plain step: nothing better is proven for tiles.
     """
-    tiles = [Tile(k, box) for k, box in zip(which, boxes, strict=True)]
-    around = _around(graph, costs, tiles, steps)
+    asked: dict[str, Any] = {"link": link, "beside_bytes": beside_bytes, "seed": seed, "progress": progress}
+    means = [one for one in only if one != "tile"]
+    loop = next(k for k, op in enumerate(graph.ops) if op.kind == "lowtide.loop")
     turns = Counter(which)
-    plans: list[Plan] = []
+    programs: list[Program] = []
+    inner: Plan | None = None
+    around = budget - _around(graph, costs, loop, able)
     for k, step in enumerate(steps):
-        resident = simulate(step.graph, store_all(step.graph)).resident_bytes
-        plans.append(
-            make_plan(
-                step.graph,
-                step.costs,
-                Budget(bytes=max(1, budget - around + resident)),
-                able=step.able,
-                only=[means for means in only if means != "tile"],
-                link=link,
-                beside_bytes=beside_bytes,
-                time_limit=time_limit * turns[k] / len(which),
-                seed=seed,
-                progress=progress,
-            )
-        )
+        if cut:
+            programs.append(with_in_place(step.graph, store_all(step.graph), step.able))
+            continue
+        room = Budget(bytes=max(1, around + Memory(step.graph).resident_bytes))
+        share = 0.8 * time_limit * turns[k] / len(which)
+        plan = make_plan(step.graph, step.costs, room, able=step.able, only=means, time_limit=share, **asked)
+        programs.append(plan.program)
+        inner = plan if inner is None or turns[k] > turns[which[0]] else inner
     bodies = [
-        Body(step.graph, plan.program, tuple(step.costs.workspace_bytes), step.costs.seconds)
-        for step, plan in zip(steps, plans, strict=True)
+        Body(step.graph, program, tuple(step.costs.workspace_bytes), step.costs.seconds)
+        for step, program in zip(steps, programs, strict=True)
     ]
-    program = with_loop(graph, tiles, bodies)
-    seconds = list(costs.seconds)
-    for k, op in enumerate(graph.ops):
-        if op.kind == "lowtide.loop":
-            seconds[k] = sum(plans[k].predicted.seconds for k in which)
-    timeline = simulate(graph, program, workspace_bytes=costs.workspace_bytes, seconds=seconds)
-    check(graph, program, budget=budget - beside_bytes, workspace_bytes=costs.workspace_bytes)
-    planned = sum(timeline.seconds)
-    main = plans[turns.most_common(1)[0][0]]
+    spent = [_seconds(body, link) for body in bodies]
+    whole = Costs(
+        _with(costs.seconds, loop, sum(spent[k] for k in which)),
+        _with(costs.workspace_bytes, loop, max(_inside(body) for body in bodies)),
+        costs.origin,
+    )
+    share = time_limit if cut else 0.2 * time_limit
+    outer = make_plan(graph, whole, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
+    tiles = tuple(Tile(k, box) for k, box in zip(which, boxes, strict=True))
+    program = _with_loop(outer.program, loop, tiles, tuple(cut), bodies)
+    check(graph, program, budget=budget - beside_bytes, workspace_bytes=whole.workspace_bytes)
+    planned = outer.predicted.seconds
     bound = min(plain.seconds, planned)
+    told = inner or outer
     return msgspec.structs.replace(
-        main,
-        budget_bytes=budget,
+        outer,
         plain=plain,
-        predicted=Side(timeline.peak_bytes + beside_bytes, planned),
         overhead=planned / plain.seconds - 1 if plain.seconds else 0.0,
         bound=Bound(bound, bound / plain.seconds - 1 if plain.seconds else 0.0),
         gap=(planned - bound) / planned if planned else 0.0,
-        smallest_budget_bytes=timeline.peak_bytes + beside_bytes,
-        decisions=msgspec.structs.replace(main.decisions, tiles=len(tiles)),
-        solve_seconds=sum(plan.solve_seconds for plan in plans),
-        method=f"{len(tiles)} tiles, {main.method}",
+        smallest_budget_bytes=min(outer.predicted.peak_bytes, outer.smallest_budget_bytes),
+        decisions=msgspec.structs.replace(told.decisions, tiles=len(tiles)),
+        method=f"{len(tiles)} tiles, {told.method}",
         only=tuple(only),
-        graph=graph,
         program=program,
-        workspace_bytes=tuple(costs.workspace_bytes),
-        seconds=tuple(seconds),
-        able=(),
-        resident_bytes=Memory(graph).resident_bytes + beside_bytes,
-        interrupted=any(plan.interrupted for plan in plans),
     )
 
 
-def _around(graph: Graph, costs: Costs, tiles: Sequence[Tile], steps: Sequence[TileStep]) -> int:
+def _around(graph: Graph, costs: Costs, loop: int, able: Collection[int]) -> int:
     """Bytes that are live while the loop runs, besides what its tiles take."""
-    bodies = [Body(step.graph, Program(())) for step in steps]
-    program = with_loop(graph, tiles, bodies)
-    timeline = simulate(graph, program, workspace_bytes=costs.workspace_bytes)
+    program = with_in_place(graph, store_all(graph), able)
+    workspace = _with(costs.workspace_bytes, loop, 0)
+    timeline = simulate(graph, program, workspace_bytes=workspace)
     runs = [line.op for line in program.instructions if isinstance(line, Run)]
-    return next(
-        live
-        for op, live in zip(runs, timeline.live_bytes, strict=True)
-        if graph.ops[op].kind == "lowtide.loop"
-    )
+    return timeline.live_bytes[runs.index(loop)]
+
+
+def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _seconds(body: Body, link: Link | None) -> float:
+    workspace = body.workspace_bytes
+    timeline = simulate(body.graph, body.program, workspace_bytes=workspace, seconds=body.seconds, link=link)
+    return sum(timeline.seconds)
+
+
+def _inside(body: Body) -> int:
+    """What a tile takes besides what goes into it."""
+    timeline = simulate(body.graph, body.program, workspace_bytes=body.workspace_bytes)
+    return timeline.peak_bytes - timeline.resident_bytes
+
+
+def _with_loop(
+    program: Program, loop: int, tiles: tuple[Tile, ...], cut: tuple[str, ...], bodies: Sequence[Body]
+) -> Program:
+    """The Program with the operator run as a loop."""
+
+    def turned(line: Instruction) -> Instruction:
+        return Loop(loop, tiles=tiles, cut=cut) if isinstance(line, Run) and line.op == loop else line
+
+    forward, backward = tuple(map(turned, program.forward)), tuple(map(turned, program.backward))
+    return Program(forward, backward, tuple(bodies))

@@ -1,0 +1,52 @@
+"""Steps cut into given tiles, for tests: captured, run plainly tile after tile."""
+
+import torch
+
+from lowtide.capture.loop import LOOP, looped
+from lowtide.capture.tile import Tiling
+from lowtide.execute.backend import _compiled
+from lowtide.plan.plain import store_all
+from lowtide.plan.program import Body, Loop, Program, Run, Tile
+
+
+def program_of(joint, parts, cut=()):
+    """The plain Program of the step in so many parts of each axis, and the step that it runs."""
+    boxes = Tiling(joint, cut).boxes(parts)
+    whole = looped(joint, boxes, cut)
+    at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
+    region = whole.calls[at].target
+    number = {id(body): k for k, body in enumerate(region.bodies)}
+    tiles = tuple(Tile(number[id(tile.joint)], tile.over) for tile in region.tiles)
+    plain = store_all(whole.graph)
+    forward = tuple(
+        Loop(at, tiles=tiles, cut=tuple(cut)) if isinstance(line, Run) and line.op == at else line
+        for line in plain.forward
+    )
+    bodies = tuple(Body(body.graph, store_all(body.graph)) for body in region.bodies)
+    return Program(forward, plain.backward, bodies), whole
+
+
+def in_tiles(function, parts, cut=lambda _: (), seen=None):
+    """The function, run in tiles; ``cut`` chooses from the captured step where the loop begins."""
+
+    def compiled(module, inputs):
+        from lowtide.capture.leaves import leaves_of
+
+        def planned(joint):
+            program, _ = program_of(joint, parts, cut(joint))
+            if seen is not None:
+                seen.append(program)
+            return program
+
+        return _compiled(module, leaves_of(module), inputs, planned, None)
+
+    return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
+
+
+def gradients(function, model, batch, scale=1.0, seed=0):
+    """Loss and gradients of parameters."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    loss = function(model, *batch)
+    (loss * scale).backward()
+    return loss.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
