@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +43,16 @@ _LARGE = 0.5
 """A tensor of this share of the largest is large."""
 _SMALL = 0.5
 """One of this share at most is a good place for a loop to begin."""
+_PART = 1 / 8
+"""Share of the budget that one part of an ending's largest tensor may take."""
+_ENDINGS = 2
+"""So many ways to cut an ending are tried."""
+_GOOD_ENOUGH = 0.1
+"""Where a loop over the ending of a step adds no more than this, the whole step is not cut."""
+_LESS = 0.97
+"""Smaller tiles must need less than this share of what larger ones need, or no more are tried."""
+_PATIENCE = 8
+"""All of the search, with capturing and measuring, takes no more than so many times the time limit."""
 _WORSE = 2
 """So many ways in a row may be slower than the best before the search ends."""
 
@@ -68,8 +78,10 @@ def in_tiles(
     search = _Search(joint, arguments, room, settings, budget, plain)
     whole = Tiling(joint)
     for cut in endings(whole):
-        search.attempts(Tiling(joint, (cut,)), (cut,))
-    search.attempts(whole, ())
+        ending = Tiling(joint, (cut,))
+        search.attempts(ending, rows(ending, budget), (cut,))
+    if search.best is None or search.best.overhead > _GOOD_ENOUGH:
+        search.attempts(whole, grids(whole), ())
     if search.best is None:
         raise search.refused or InfeasibleError(
             "no tiles fit", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
@@ -87,6 +99,17 @@ def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
     between = (1,) * (len(axes) - 3)
     for count in _counts(max(axes[-2:])):
         yield (axes[0], *between, min(count, axes[-2]), min(count, axes[-1]))
+
+
+def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
+    """Ways to cut an ending: its largest tensor in parts that are small in the budget, but not too small."""
+    graph, axes = tiling.graph, tiling.axes
+    made = {t for op, _ in tiling.steps for t in op.outputs}
+    most = max(graph.tensors[t].bytes for t in tiling.needed(Rect.of_shape(axes))[0] if t in made)
+    least = math.ceil(most / (_PART * budget))
+    counts = [2**k for k in range(1, 20) if least <= 2**k <= axes[0]]
+    for count in counts[:_ENDINGS]:
+        yield (count,) + (1,) * (len(axes) - 1)
 
 
 def _counts(length: int) -> Iterator[int]:
@@ -140,17 +163,22 @@ class _Search:
     plain: Side
     best: Plan | None = None
     refused: InfeasibleError | None = None
+    began: float = field(default_factory=time.monotonic)
     spent: float = 0.0
+    """Seconds of planning alone."""
     worse: int = 0
+    least: float = math.inf
+    """What the latest way to cut would have needed, where it did not fit."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
-        return self.worse >= _WORSE or self.spent > self.settings.time_limit
+        late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
+        return self.worse >= _WORSE or self.spent > self.settings.time_limit or late
 
-    def attempts(self, tiling: Tiling, cut: tuple[str, ...]) -> None:
+    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], cut: tuple[str, ...]) -> None:
         """Plan with more and more tiles, as long as that may help."""
-        self.worse = 0
-        for parts in grids(tiling):
+        self.worse, self.least = 0, math.inf
+        for parts in ways:
             if self.done() or not self.attempt(tiling, parts, cut):
                 break
 
@@ -167,7 +195,8 @@ class _Search:
             plan, inner = self._planned(boxes, cut, beside)
         except InfeasibleError as error:
             self.refused = error
-            return True
+            before, self.least = self.least, error.smallest_budget
+            return self.least < _LESS * before
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
             self.best, self.worse = plan, 0
         else:
@@ -198,7 +227,7 @@ class _Search:
             only=settings.only,
             link=link_of(kind) if "offload" in settings.only else None,
             beside_bytes=beside,
-            time_limit=_SHARE * settings.time_limit,
+            time_limit=(0.5 if cut else _SHARE) * settings.time_limit,
             seed=settings.seed,
             progress=settings.progress,
         )
