@@ -7,6 +7,7 @@ LowtideError
 ├── CaptureError    a PyTorch step cannot be turned into a graph
 ├── PlanError       a program does not fit its graph
 │   └── InfeasibleError   a budget is too small for any plan that was found
+├── TileError       a step that cannot be cut into tiles this way
 ├── RunError        a captured step was asked for something it cannot do
 ├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
@@ -24,6 +25,7 @@ __all__ = [
     "LowtideError",
     "PlanError",
     "RunError",
+    "TileError",
     "ToolError",
 ]
 
@@ -73,6 +75,17 @@ class InfeasibleError(PlanError):
         self.proven = proven
         self.plain_peak = 0
         self.plain_seconds = 0.0
+        super().__init__(problem)
+
+
+class TileError(LowtideError):
+    """A step that cannot be cut this way; the message names what is in the way.
+
+    ``op`` is the position of the operator that prevents it, where one does.
+    """
+
+    def __init__(self, problem: str, *, op: int | None = None) -> None:
+        self.op = op
         super().__init__(problem)
 
 

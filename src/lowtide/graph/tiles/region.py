@@ -1,0 +1,140 @@
+"""Which operators tiles run: from a result of forward, or from the gradient of an input, to the inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowtide.errors import TileError
+from lowtide.graph.access import Access, access
+from lowtide.graph.tiles.types import Cut
+from lowtide.graph.tiles.walk import ancestors, reads_of
+from lowtide.graph.types import RESIDENT_ROLES, Graph, Phase, Role
+from lowtide.suggest import did_you_mean
+
+__all__ = ["Region", "cut_input", "ends", "gradient_region", "named_end", "names", "output_region"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operators in program order with their access relations, and the tensor from which the walk starts."""
+
+    tensor: int
+    ops: tuple[int, ...]
+    accesses: dict[int, Access]
+    given: int | None = None
+
+
+def _floating(graph: Graph, tensor: int) -> bool:
+    return (graph.tensors[tensor].dtype or "").startswith(("float", "bfloat"))
+
+
+def _phase(graph: Graph, phase: Phase) -> tuple[tuple[int, ...], dict[int, Access]]:
+    ops = tuple(k for k, op in enumerate(graph.ops) if op.phase is phase)
+    return ops, {k: access(graph, graph.ops[k]) for k in ops}
+
+
+def ends(graph: Graph, cut: Cut) -> list[int]:
+    """Results of forward that lead from an input to what the step returns and have the dimensions of the cut.
+
+    In the order in which they are written; a TileError where there is none. A dimension of one element is
+    none, and what has rows and columns has channels or images too.
+    """
+    ops, accesses = _phase(graph, Phase.FORWARD)
+    returned = graph.attributes.get("returned") or [t for k in ops[-1:] for t in graph.ops[k].outputs]
+    leading, _ = ancestors(graph, ops, accesses, returned)
+    inputs = {t for t, tensor in enumerate(graph.tensors) if tensor.role is Role.INPUT}
+    reached, found = set(inputs), []
+    for k in ops:
+        for output in graph.ops[k].outputs:
+            if not reads_of(graph, k, accesses[k], (output,)) & reached:
+                continue
+            reached.add(output)
+            if output in leading and _floating(graph, output) and _can_hold(graph, output, cut):
+                found.append(output)
+    if not found:
+        raise TileError(
+            f"no result of the forward pass can be cut along dimension {' and '.join(map(str, cut.dims))}: "
+            "there is none with more than one element along each of them that comes from an input"
+        )
+    return found
+
+
+def _can_hold(graph: Graph, tensor: int, cut: Cut) -> bool:
+    shape = graph.tensors[tensor].shape or ()
+    enough = len(shape) > len(cut.dims) or (len(cut.dims) == 1 and len(shape) == 1)
+    return enough and cut.fits(shape) and all(shape[d] > 1 for d in cut.of(shape))
+
+
+def named_end(graph: Graph, cut: Cut, name: str) -> int:
+    """The result of the operator of this name that can be cut; a TileError where there is none."""
+    known = {key: end for end, keys in names(graph, ends(graph, cut)).items() for key in keys}
+    if name not in known:
+        raise TileError(
+            f"no operator {name!r} with a result that can be cut.{did_you_mean(name, known)} "
+            f"The last ones are {', '.join(list(known)[-4:])}"
+        )
+    return known[name]
+
+
+def names(graph: Graph, tensors: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """What each of these results can be called: the name of its operator, if no other has it, and the id."""
+    writers = {t: op for op in graph.ops for t in op.outputs}
+    often = Counter(writers[t].name for t in tensors)
+    return {
+        t: ((op.name,) if op.name and often[op.name] == 1 else ()) + (op.id,)
+        for t in tensors
+        for op in (writers[t],)
+    }
+
+
+def output_region(graph: Graph, end: int) -> Region:
+    """The forward operators that a result is computed by."""
+    ops, accesses = _phase(graph, Phase.FORWARD)
+    _, used = ancestors(graph, ops, accesses, [end])
+    return Region(end, tuple(used), {k: accesses[k] for k in used})
+
+
+def cut_input(graph: Graph, cut: Cut) -> int:
+    """The first input with a gradient and the dimensions of the cut; a TileError where there is none."""
+    gradients = {tensor.gradient_of for tensor in graph.tensors}
+    for t, tensor in enumerate(graph.tensors):
+        if tensor.role is Role.INPUT and t in gradients and _can_hold(graph, t, cut):
+            return t
+    raise TileError(
+        "no input has a gradient and the dimensions of the cut: tiles of an input belong to a training step "
+        "whose input is an image of floating-point numbers; cut the output instead"
+    )
+
+
+def gradient_region(graph: Graph, end: int, leaf: int) -> Region:
+    """The backward operators between a result of forward and an input, and the forward ones they need."""
+    forward, first = _phase(graph, Phase.FORWARD)
+    backward, second = _phase(graph, Phase.BACKWARD)
+    wanted = next(t for t, tensor in enumerate(graph.tensors) if tensor.gradient_of == leaf)
+    before, _ = ancestors(graph, forward, first, [end])
+    given = _gradient_of(graph, end, before, backward, second)
+    if given is not None:
+        _, done = ancestors(graph, backward, second, [given])
+        backward = tuple(k for k in backward if k not in set(done))
+    _, used = ancestors(graph, (*forward, *backward), first | second, [wanted])
+    return Region(wanted, tuple(used), {k: (first | second)[k] for k in used}, given)
+
+
+def _gradient_of(
+    graph: Graph, end: int, before: set[int], ops: tuple[int, ...], accesses: dict[int, Access]
+) -> int | None:
+    """The gradient of a result: the last value of its shape that backward makes of later results alone."""
+    own = {t for t in before if graph.tensors[t].role not in RESIDENT_ROLES}
+    later: set[int] = set()
+    found = None
+    for k in ops:
+        for output in graph.ops[k].outputs:
+            reads = reads_of(graph, k, accesses[k], (output,))
+            made = {t for t in reads if t in own or t in later}
+            if made:
+                later.add(output)
+            elif graph.tensors[output].shape == graph.tensors[end].shape:
+                found = output
+    return found

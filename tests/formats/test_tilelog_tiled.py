@@ -1,0 +1,188 @@
+"""The records of the log, and its gradient, from our own tiles of the captured step."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide import zoo
+from lowtide.errors import ConvertError
+from lowtide.formats import tilelog
+from lowtide.formats.tilelog.records import format_record
+from lowtide.formats.tilelog.recover import recover
+from lowtide.formats.tilelog.script import RESULT
+from lowtide.formats.tilelog.tiled import format_tiles, tile_records
+from lowtide.graph import Phase
+from lowtide.graph.tiles import Cut, layers, tile_input, tile_output
+from tests.conftest import document_path
+
+GRID = Cut((4, 4))
+
+
+def captured(address="convpool"):
+    torch._dynamo.reset()
+    built = zoo.build(address)
+    built.batch[0].requires_grad_()
+    return lowtide.capture(built.loss, built.model, *built.batch)
+
+
+@pytest.fixture(scope="module")
+def document():
+    return tilelog.read(document_path("004").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def convpool():
+    return captured()
+
+
+def masked(text, ids):
+    """The text with ``operator 2`` for an operator's id; other numbers stay."""
+    for number, name in enumerate(ids, start=1):
+        text = re.sub(rf"(?<=d){name}(?=\[)|(?<=next_id ){name}(?=\))", f"operator {number}", text)
+    return text
+
+
+def test_every_record_of_the_log(document, convpool):
+    log = tilelog.log_of(document)
+    graph = convpool.step.graph
+    ours = tile_records(graph, tile_input(graph, GRID))
+    ids = [one.id for one in log.operators]
+    assert len(ours) == len(log.tiles) == 16
+    seen = 0
+    for tile, theirs in zip(ours, log.tiles, strict=True):
+        assert tile.coord == theirs.coord
+        for info, other in ((tile.forward, theirs.forward), (tile.backward, theirs.backward)):
+            for one, record in zip(info.records, other.records, strict=True):
+                assert masked(format_record(one), [1, 2, 3, 4]) == masked(format_record(record), ids)
+                seen += 1
+    assert seen == 160
+
+
+def test_tiles_are_printed_as_the_log_has_them(document, convpool):
+    graph = convpool.step.graph
+    text = format_tiles(tile_records(graph, tile_input(graph, GRID)))
+    for number, one in enumerate(tilelog.log_of(document).operators, start=1):
+        text = re.sub(
+            rf"(?<=d){number}(?=\[)|(?<=next_id ){number}(?=\))|(?<=, ){number}(?=: )", str(one.id), text
+        )
+    lines = document_path("004").read_text()
+    parts = text.split("coord ")[1:]
+    assert len(parts) == 16
+    for part in parts:
+        place, records = part.rstrip("\n").split("\n", 1)
+        assert f"coord {place}" in lines
+        assert records in lines
+
+
+@pytest.fixture(scope="module")
+def values(document, convpool):
+    """The log's input and kernels by their tensor in the graph."""
+    known = recover(document)
+    named = {f"conv{k}.weight": kernel for k, kernel in enumerate(known.kernels.values(), start=1)}
+    named["image"] = known.input
+    tensors = enumerate(convpool.step.graph.tensors)
+    found = {t: torch.tensor(named[one.name])[None, None] for t, one in tensors if one.name in named}
+    assert len(found) == 3
+    return found
+
+
+@pytest.fixture(scope="module")
+def printed(document):
+    """The input gradient at the end of the log."""
+    return torch.tensor(tilelog.log_of(document).printed(RESULT)[0].values).double().reshape(16, 16)
+
+
+def whole_step(convpool, values):
+    graph, joint = convpool.step.graph, convpool.joint
+    return run(graph, joint, range(len(graph.ops)), values | {joint.tangents[0]: torch.tensor(1.0).double()})
+
+
+def test_tiles_run_on_slices_give_the_logs_gradient(convpool, values, printed):
+    graph = convpool.step.graph
+    tiling = tile_input(graph, GRID)
+    untiled = whole_step(convpool, values)[tiling.tensor][0, 0]
+    found = torch.full((16, 16), torch.nan, dtype=torch.float64)
+    for tile in tiling.tiles:
+        steps = [one for one in layers(graph, tiling, tile) if graph.ops[one.op].phase is Phase.FORWARD]
+        region = steps[0].reads[0].region
+        image = values[steps[0].reads[0].tensor][region.slices()].requires_grad_()
+        out = image
+        for one in steps:
+            (top, bottom), (left, right) = one.reads[0].padding
+            if graph.ops[one.op].kind == "aten.convolution":
+                weight = values[graph.ops[one.op].inputs[1]]
+                out = functional.conv2d(functional.pad(out, (left, right, top, bottom)), weight)
+            else:
+                out = functional.max_pool2d(out, 2)
+            assert out.shape == one.written.shape
+        (gradient,) = torch.autograd.grad(out.sum(), image)
+        own = tile.own.shift([-d for d in region.lo])
+        found[tile.own.slices()[2:]] = gradient[own.slices()][0, 0]
+    assert (found - untiled).abs().max() < 1e-6
+    assert (found - printed).abs().max() < 1e-4
+    assert np.count_nonzero(found) > 100
+
+
+def test_nothing_outside_of_the_parts_is_read(convpool, values, printed):
+    graph, joint = convpool.step.graph, convpool.joint
+    tiling = tile_input(graph, GRID)
+    whole = whole_step(convpool, values)
+    found = torch.full((16, 16), torch.nan, dtype=torch.float64)
+    for tile in tiling.tiles:
+        mine = {t: only(value, tile.parts[t]) for t, value in values.items() if t in tile.parts}
+        mine[tiling.given] = only(whole[tiling.given], tile.parts[tiling.given])
+        made = run(graph, joint, tiling.ops, mine, tile.parts)
+        found[tile.own.slices()[2:]] = made[tiling.tensor][tile.own.slices()][0, 0]
+    assert torch.equal(found, whole[tiling.tensor][0, 0])
+    assert (found - printed).abs().max() < 1e-4
+
+
+def only(value, rect):
+    """The value where it is said to be needed; what is read elsewhere is no number."""
+    if not value.dtype.is_floating_point:
+        return value
+    kept = torch.full_like(value, torch.nan)
+    kept[rect.slices()] = value[rect.slices()]
+    return kept
+
+
+def run(graph, joint, ops, given, parts=None):
+    """What the operators give; with ``parts``, each result is no number outside of its part."""
+    values = dict(given)
+
+    def value_of(node):
+        tensor = joint.tensor_of[node]  # what is not there is asked for its shape alone
+        shape = graph.tensors[tensor].shape
+        return values.get(tensor, torch.full(shape, torch.nan, dtype=torch.float64))
+
+    for k in ops:
+        call = joint.calls[k]
+        arguments, options = torch.fx.map_arg((call.args, dict(call.kwargs)), value_of)
+        results = call.target(*arguments, **options)
+        for t, value in zip(call.results, results if call.several else (results,), strict=True):
+            if t >= 0 and (parts is None or t in parts):
+                values[t] = value if parts is None else only(value, parts[t])
+    return values
+
+
+def test_more_channels_and_uneven_grids_have_records_too():
+    graph = captured("convpool:batch=2,channels=3,size=18").step.graph
+    tiles = tile_records(graph, tile_input(graph, Cut((2, 3))))
+    assert [tile.coord for tile in tiles] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [tile.backward.tile.otileshape for tile in tiles[:3]] == [(6, 9)] * 3
+    with pytest.raises(ConvertError, match="cut the input by a grid"):
+        tile_records(graph, tile_output(graph, Cut((2, 2))))
+
+
+def test_other_operators_have_no_records():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    image = torch.rand(1, 1, 8, 8, requires_grad=True)
+    graph = lowtide.capture(lambda model, image: model(image).sum(), model, image).step.graph
+    with pytest.raises(ConvertError, match=r"aten\.relu"):
+        tile_records(graph, tile_input(graph, Cut((2, 2))))
