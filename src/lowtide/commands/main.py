@@ -22,6 +22,7 @@ from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
 from lowtide.commands.run import run
 from lowtide.commands.show import show
+from lowtide.commands.tile import tile
 from lowtide.commands.top import top
 from lowtide.errors import InfeasibleError, LowtideError
 from lowtide.suggest import did_you_mean
@@ -60,7 +61,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check):
+for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile):
     cli.add_command(command)
 
 

@@ -63,6 +63,17 @@ def test_two_convolutions_grow_by_one_element_each():
     assert middle.parts[0] == Rect((0, 0, 2, 0), (1, 1, 10, 8))
 
 
+def test_a_tensor_that_two_operators_read_is_needed_in_both_parts():
+    chain = Chain(1, 1, 12, 12)
+    plain = chain.add("relu", (1, 1, 12, 12))
+    chain.last = 0
+    wide = chain.conv()
+    chain.add("add", (1, 1, 12, 12), inputs=[plain, wide])
+    tiling = tile_output(chain.graph(), Cut((3, 1)))
+    assert tiling.tiles[1].parts[plain] == Rect((0, 0, 4, 0), (1, 1, 8, 12))
+    assert tiling.tiles[1].parts[0] == Rect((0, 0, 3, 0), (1, 1, 9, 12))
+
+
 def test_own_parts_cover_the_tensor_once_in_uneven_sizes():
     chain = Chain(1, 1, 11, 7)
     chain.conv()

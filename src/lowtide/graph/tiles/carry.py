@@ -88,7 +88,7 @@ def blocker(
     for one in sorted(lost, key=lambda found: -found.op):
         own = origin.get(one.tensor, frozenset())
         cut = {t for t in inputs if t in carried and carried[t][one.axis]}
-        if own & cut or (own and not (cut and accesses[one.op].known)):
+        if own and (own & cut or not cut):
             tensors, used = ancestors(graph, [k for k in ops if k < one.op], accesses, [one.tensor])
             for k in reversed(used):
                 wanted = [t for t in graph.ops[k].outputs if t in tensors]

@@ -1,0 +1,36 @@
+"""``graph_of``: the graph of a step, with the gradients of its inputs where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.capture.step import capture
+from lowtide.execute.user_code import in_the_users_terms
+from lowtide.graph import Graph
+
+__all__ = ["graph_of"]
+
+
+def graph_of(
+    function: Callable[..., Any],
+    example: Sequence[Any],
+    *,
+    trains: bool = True,
+    input_gradients: bool = False,
+) -> Graph:
+    """The graph of ``function(*example)``; nothing is run, and the tensors of the example stay as they are.
+
+    With ``input_gradients`` the backward pass goes on to every input of floating-point numbers.
+    """
+    values = [_with_gradient(value) for value in example] if input_gradients else list(example)
+    with in_the_users_terms(), torch.set_grad_enabled(trains):
+        return capture(function, *values).step.graph
+
+
+def _with_gradient(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().requires_grad_()
+    return value
