@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 from lowtide.cost.overlap import overlap_of, overlap_of_op
@@ -49,11 +50,10 @@ def _row(graph: Graph, tiling: Tiling, k: int, found: Sequence[tuple[Tile, Layer
     op = graph.ops[k]
     tensor = found[0][1].tensor
     axes = range(len(tiling.cut.grid))
-    along = tiling.carried.get(tensor, ((),) * len(axes))
-    shape = graph.tensors[tensor].shape or ()
-    whole = [_extent(shape, dims) for dims in along]
-    shares = [max(hi - lo for lo, hi in _shares(n, g)) for n, g in zip(whole, tiling.cut.grid, strict=True)]
-    sizes = [[_extent(layer.written.shape, dims) for dims in along] for _, layer in found]
+    grid, along = _axes(tiling, tensor)
+    whole = _extents(graph.tensors[tensor].shape or (), along)
+    shares = [max(hi - lo for lo, hi in _shares(n, g)) for n, g in zip(whole, grid, strict=True)]
+    sizes = [_extents(layer.written.shape, along) for _, layer in found]
     reads = [read for _, layer in found for read in layer.reads]
     return {
         "operator": op.label,
@@ -63,8 +63,8 @@ def _row(graph: Graph, tiling: Tiling, k: int, found: Sequence[tuple[Tile, Layer
         "source": f"{op.source.file}:{op.source.line}" if op.source else None,
         "output": whole,
         "share": shares,
-        "tile": [max(size[axis] for size in sizes) for axis in axes],
-        "smallest_tile": [min(size[axis] for size in sizes) for axis in axes],
+        "tile": [max(lengths) for lengths in zip(*sizes, strict=True)],
+        "smallest_tile": [min(lengths) for lengths in zip(*sizes, strict=True)],
         "halo": [_largest(read.halo[axis] for read in reads) for axis in axes],
         "padding": [_largest(read.padding[axis] for read in reads) for axis in axes],
         "overlap": overlap_of_op(graph, tiling, k),
@@ -75,12 +75,18 @@ def _shares(length: int, parts: int) -> Iterable[tuple[int, int]]:
     return (share(length, parts, place) for place in range(parts))
 
 
-def _extent(shape: Sequence[int], dims: Sequence[int]) -> int:
-    """Elements along the dimensions that follow one axis of the grid."""
-    found = 1
-    for d in dims:
-        found *= shape[d]
-    return found
+def _axes(tiling: Tiling, tensor: int) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    """The grid, and the dimensions of a tensor for each of its axes; one axis where the two are mixed."""
+    grid = tiling.cut.grid
+    along = tiling.carried.get(tensor, ((),) * len(grid))
+    dims = [d for one in along for d in one]
+    if len(set(dims)) == len(dims) and all(len(one) == 1 for one in along):
+        return grid, along
+    return (prod(grid),), (tuple(sorted(set(dims))),)
+
+
+def _extents(shape: Sequence[int], along: Sequence[Sequence[int]]) -> list[int]:
+    return [prod(shape[d] for d in dims) for dims in along]
 
 
 def _largest(sides: Iterable[tuple[int, int]]) -> list[int]:
@@ -133,10 +139,7 @@ def _panel(graph: Graph, tiling: Tiling, tile: Tile, tensor: int) -> dict[str, A
 
 def table(view: dict[str, Any]) -> list[str]:
     """The lines that a person reads."""
-    count = 1
-    for n in view["grid"]:
-        count *= n
-    head = f"{view['target']}: {count} tiles ({_by(view['grid'])}) of {view['tensor']['name']}, "
+    head = f"{view['target']}: {prod(view['grid'])} tiles ({_by(view['grid'])}) of {view['tensor']['name']}, "
     head += _by(view["tensor"]["shape"])
     end = f"{view['end']['name']}, {_by(view['end']['shape'])}"
     if view["own"] == "input":

@@ -246,3 +246,31 @@ def test_an_input_without_a_gradient_has_no_tiles():
     chain.conv()
     with pytest.raises(TileError, match="no input has a gradient"):
         tile_input(chain.graph(), Cut((2, 2)))
+
+
+def test_the_gradient_at_the_end_is_told_from_others_of_its_shape():
+    chain = Chain(1, 1, 8, 8)
+    weights = []
+    for _ in range(2):
+        chain.conv()
+        weights.append(chain.ops[-1].inputs[1])
+    graph = chain.graph()
+    tensors, ops = list(graph.tensors), list(graph.ops)
+
+    def backward(kind, inputs, arguments, **more):
+        tensors.append(Tensor(f"g{len(tensors)}", 0, shape=(1, 1, 8, 8), dtype="float32", **more))
+        attributes = {"arguments": [{"input": k} for k in range(len(inputs))] + arguments}
+        outputs = (len(tensors) - 1,)
+        ops.append(Op(f"b{len(ops)}", kind, Phase.BACKWARD, inputs, outputs, attributes=attributes))
+        return outputs[0]
+
+    tensors.append(Tensor("tangent", 0, Role.GRADIENT, shape=(), dtype="float32"))
+    last = first = backward("aten.expand", (len(tensors) - 1,), [[1, 1, 8, 8]])
+    figures = [None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False]]
+    for weight, read, of in ((weights[1], ops[1].inputs[0], None), (weights[0], 0, 0)):
+        last = backward("aten.convolution_backward", (last, read, weight), figures, gradient_of=of)
+    tiling = tile_input(Graph(tuple(tensors), tuple(ops), attributes=graph.attributes), Cut((2, 2)))
+    assert tiling.given == first
+    assert tiling.tensor == last
+    assert [ops[k].kind for k in tiling.ops] == ["aten.convolution_backward"] * 2
+    assert tiling.tiles[0].parts[first] == Rect((0, 0, 0, 0), (1, 1, 6, 6))

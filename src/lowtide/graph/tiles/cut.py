@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.errors import TileError
 from lowtide.graph.access import Access
@@ -11,6 +12,7 @@ from lowtide.graph.rect import Rect
 from lowtide.graph.tiles.carry import Lost, blocker, follow
 from lowtide.graph.tiles.region import (
     Region,
+    accesses_of,
     cut_input,
     ends,
     gradient_region,
@@ -31,8 +33,9 @@ def tile_output(graph: Graph, cut: Cut, until: str = "") -> Tiling:
     ``until`` names an operator whose result is cut instead. Every tile computes the part of each tensor that
     its own part of the result needs. A TileError names the operator of which a part cannot be computed.
     """
-    end = named_end(graph, cut, until) if until else ends(graph, cut)[-1]
-    return _tiling(graph, cut, "output", end, output_region(graph, end))
+    accesses = accesses_of(graph)
+    end = _end(graph, cut, until, accesses)
+    return _tiling(graph, cut, "output", end, output_region(graph, end, accesses))
 
 
 def tile_input(graph: Graph, cut: Cut, until: str = "") -> Tiling:
@@ -42,8 +45,15 @@ def tile_input(graph: Graph, cut: Cut, until: str = "") -> Tiling:
     the last result that has these dimensions, and of the activations in between. Gradients of that result are
     taken as given.
     """
-    end = named_end(graph, cut, until) if until else ends(graph, cut)[-1]
-    return _tiling(graph, cut, "input", end, gradient_region(graph, end, cut_input(graph, cut)))
+    accesses = accesses_of(graph)
+    end = _end(graph, cut, until, accesses)
+    region = gradient_region(graph, end, cut_input(graph, cut), accesses)
+    return _tiling(graph, cut, "input", end, region)
+
+
+def _end(graph: Graph, cut: Cut, until: str, accesses: Mapping[int, Access]) -> int:
+    candidates = ends(graph, cut, accesses)
+    return named_end(graph, candidates, until) if until else candidates[-1]
 
 
 def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tiling:
@@ -109,18 +119,16 @@ def _prevented(
 
 
 def _last_that_works(graph: Graph, cut: Cut, end: int) -> str | None:
-    """The operator of the last result that can be cut; None where there is none."""
-    candidates = ends(graph, cut)
-    writer = {t: k for k, op in enumerate(graph.ops) for t in op.outputs}
-    limit = writer[end]
-    for candidate in reversed(candidates):
-        if writer[candidate] >= limit:
-            continue
-        region = output_region(graph, candidate)
-        dims = cut.of(graph.tensors[candidate].shape or ())
-        carried, lost = follow(graph, region.ops, region.accesses, candidate, dims)
-        found = blocker(graph, region.ops, region.accesses, carried, lost)
-        if found is None:
-            return names(graph, candidates)[candidate][0]
-        limit = min(limit, found.op)
-    return None
+    """The operator of the last result that can be cut: what follows one that cannot be, cannot either."""
+    accesses = accesses_of(graph)
+    candidates = ends(graph, cut, accesses)
+    del candidates[candidates.index(end) :]
+
+    def blocked(tensor: int) -> bool:
+        region = output_region(graph, tensor, accesses)
+        dims = cut.of(graph.tensors[tensor].shape or ())
+        carried, lost = follow(graph, region.ops, region.accesses, tensor, dims)
+        return blocker(graph, region.ops, region.accesses, carried, lost) is not None
+
+    working = bisect.bisect_left(candidates, True, key=blocked)
+    return names(graph, candidates)[candidates[working - 1]][0] if working else None

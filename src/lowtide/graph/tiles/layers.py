@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -82,17 +83,25 @@ def _read(
         if own is None:
             continue
         reach = reach.hull(own)
+        written = _single(tiling, output)
         beside = tuple(
-            _halo(relation, rect, own, position, tiling.carried.get(output, ())[axis : axis + 1], along)
-            for axis, along in enumerate(tiling.carried[tensor])
+            _halo(relation, rect, own, position, axis, dim)
+            for axis, dim in zip(written, _single(tiling, tensor), strict=True)
         )
         halo = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(halo, beside, strict=True))
     region = reach.clip(shape)
     padding = tuple(
-        _beyond(reach, along[0], shape[along[0]]) if len(along) == 1 and not region.empty else (0, 0)
-        for along in tiling.carried[tensor]
+        (0, 0) if dim is None or region.empty else _beyond(reach, dim, shape[dim])
+        for dim in _single(tiling, tensor)
     )
     return Read(tensor, reach, region, padding, halo)
+
+
+def _single(tiling: Tiling, tensor: int) -> list[int | None]:
+    """The dimension of a tensor that follows each axis of the grid; None where it is not one for one."""
+    carried = tiling.carried.get(tensor, ((),) * len(tiling.cut.grid))
+    often = Counter(d for along in carried for d in along)
+    return [along[0] if len(along) == 1 and often[along[0]] == 1 else None for along in carried]
 
 
 def _beyond(reach: Rect, dim: int, length: int) -> tuple[int, int]:
@@ -100,17 +109,11 @@ def _beyond(reach: Rect, dim: int, length: int) -> tuple[int, int]:
 
 
 def _halo(
-    relation: Relation,
-    rect: Rect,
-    reach: Rect,
-    position: int,
-    written: Sequence[Sequence[int]],
-    read: Sequence[int],
+    relation: Relation, rect: Rect, reach: Rect, position: int, axis: int | None, dim: int | None
 ) -> tuple[int, int]:
-    """What is read along one axis that the neighbours before and after read for their part."""
-    if len(read) != 1 or not written or len(written[0]) != 1:
+    """What is read along one dimension that neighbours along an axis of the output read for their part."""
+    if axis is None or dim is None:
         return 0, 0
-    (dim,), (axis,) = read, written[0]
     length, padding = relation.shape[axis], _beyond(reach, dim, relation.input_shapes[position][dim])
     before = after = 0
     if rect.lo[axis] > 0:

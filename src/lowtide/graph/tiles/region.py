@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import TileError
 from lowtide.graph.access import Access, access
 from lowtide.graph.tiles.types import Cut
 from lowtide.graph.tiles.walk import ancestors, reads_of
-from lowtide.graph.types import RESIDENT_ROLES, Graph, Phase, Role
+from lowtide.graph.types import Graph, Phase, Role
 from lowtide.suggest import did_you_mean
 
-__all__ = ["Region", "cut_input", "ends", "gradient_region", "named_end", "names", "output_region"]
+__all__ = [
+    "Region",
+    "accesses_of",
+    "cut_input",
+    "ends",
+    "gradient_region",
+    "named_end",
+    "names",
+    "output_region",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +39,22 @@ def _floating(graph: Graph, tensor: int) -> bool:
     return (graph.tensors[tensor].dtype or "").startswith(("float", "bfloat"))
 
 
-def _phase(graph: Graph, phase: Phase) -> tuple[tuple[int, ...], dict[int, Access]]:
-    ops = tuple(k for k, op in enumerate(graph.ops) if op.phase is phase)
-    return ops, {k: access(graph, graph.ops[k]) for k in ops}
+def accesses_of(graph: Graph) -> dict[int, Access]:
+    """The access relations of all operators of a step."""
+    return {k: access(graph, op) for k, op in enumerate(graph.ops)}
 
 
-def ends(graph: Graph, cut: Cut) -> list[int]:
+def _phase(graph: Graph, phase: Phase) -> tuple[int, ...]:
+    return tuple(k for k, op in enumerate(graph.ops) if op.phase is phase)
+
+
+def ends(graph: Graph, cut: Cut, accesses: Mapping[int, Access]) -> list[int]:
     """Results of forward that lead from an input to what the step returns and have the dimensions of the cut.
 
     In the order in which they are written; a TileError where there is none. A dimension of one element is
     none, and what has rows and columns has channels or images too.
     """
-    ops, accesses = _phase(graph, Phase.FORWARD)
+    ops = _phase(graph, Phase.FORWARD)
     returned = graph.attributes.get("returned") or [t for k in ops[-1:] for t in graph.ops[k].outputs]
     leading, _ = ancestors(graph, ops, accesses, returned)
     inputs = {t for t, tensor in enumerate(graph.tensors) if tensor.role is Role.INPUT}
@@ -67,9 +80,9 @@ def _can_hold(graph: Graph, tensor: int, cut: Cut) -> bool:
     return enough and cut.fits(shape) and all(shape[d] > 1 for d in cut.of(shape))
 
 
-def named_end(graph: Graph, cut: Cut, name: str) -> int:
-    """The result of the operator of this name that can be cut; a TileError where there is none."""
-    known = {key: end for end, keys in names(graph, ends(graph, cut)).items() for key in keys}
+def named_end(graph: Graph, candidates: Sequence[int], name: str) -> int:
+    """The one of these results whose operator has this name; a TileError where there is none."""
+    known = {key: end for end, keys in names(graph, candidates).items() for key in keys}
     if name not in known:
         raise TileError(
             f"no operator {name!r} with a result that can be cut.{did_you_mean(name, known)} "
@@ -82,17 +95,16 @@ def names(graph: Graph, tensors: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """What each of these results can be called: the name of its operator, if no other has it, and the id."""
     writers = {t: op for op in graph.ops for t in op.outputs}
     often = Counter(writers[t].name for t in tensors)
-    return {
-        t: ((op.name,) if op.name and often[op.name] == 1 else ()) + (op.id,)
-        for t in tensors
-        for op in (writers[t],)
-    }
+    found: dict[int, tuple[str, ...]] = {}
+    for tensor in tensors:
+        op = writers[tensor]
+        found[tensor] = (op.name, op.id) if op.name and often[op.name] == 1 else (op.id,)
+    return found
 
 
-def output_region(graph: Graph, end: int) -> Region:
+def output_region(graph: Graph, end: int, accesses: Mapping[int, Access]) -> Region:
     """The forward operators that a result is computed by."""
-    ops, accesses = _phase(graph, Phase.FORWARD)
-    _, used = ancestors(graph, ops, accesses, [end])
+    _, used = ancestors(graph, _phase(graph, Phase.FORWARD), accesses, [end])
     return Region(end, tuple(used), {k: accesses[k] for k in used})
 
 
@@ -108,33 +120,43 @@ def cut_input(graph: Graph, cut: Cut) -> int:
     )
 
 
-def gradient_region(graph: Graph, end: int, leaf: int) -> Region:
+def gradient_region(graph: Graph, end: int, leaf: int, accesses: Mapping[int, Access]) -> Region:
     """The backward operators between a result of forward and an input, and the forward ones they need."""
-    forward, first = _phase(graph, Phase.FORWARD)
-    backward, second = _phase(graph, Phase.BACKWARD)
+    forward, backward = (_phase(graph, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
     wanted = next(t for t, tensor in enumerate(graph.tensors) if tensor.gradient_of == leaf)
-    before, _ = ancestors(graph, forward, first, [end])
-    given = _gradient_of(graph, end, before, backward, second)
+    before, _ = ancestors(graph, forward, accesses, [end])
+    leading, way = ancestors(graph, backward, accesses, [wanted])
+    given = _gradient_of(
+        graph, end, before, [(k, t) for k in way for t in graph.ops[k].outputs if t in leading], accesses
+    )
     if given is not None:
-        _, done = ancestors(graph, backward, second, [given])
+        _, done = ancestors(graph, backward, accesses, [given])
         backward = tuple(k for k in backward if k not in set(done))
-    _, used = ancestors(graph, (*forward, *backward), first | second, [wanted])
-    return Region(wanted, tuple(used), {k: (first | second)[k] for k in used}, given)
+    _, used = ancestors(graph, (*forward, *backward), accesses, [wanted])
+    return Region(wanted, tuple(used), {k: accesses[k] for k in used}, given)
 
 
 def _gradient_of(
-    graph: Graph, end: int, before: set[int], ops: tuple[int, ...], accesses: dict[int, Access]
+    graph: Graph, end: int, before: set[int], made: Sequence[tuple[int, int]], accesses: Mapping[int, Access]
 ) -> int | None:
-    """The gradient of a result: the last value of its shape that backward makes of later results alone."""
-    own = {t for t in before if graph.tensors[t].role not in RESIDENT_ROLES}
-    later: set[int] = set()
+    """The gradient of a result, among what backward makes on its way to an input, operators with results.
+
+    It is the first value of the result's shape that is computed neither from the result and what is in front
+    of it, nor before something that reads what is behind it.
+    """
+    forward = _phase(graph, Phase.FORWARD)
+    inside = {t for k in forward if before.intersection(graph.ops[k].outputs) for t in graph.ops[k].outputs}
+    behind = {end}
+    for k in forward:
+        behind |= {t for t in graph.ops[k].outputs if reads_of(graph, k, accesses[k], (t,)) & behind}
     found = None
-    for k in ops:
-        for output in graph.ops[k].outputs:
-            reads = reads_of(graph, k, accesses[k], (output,))
-            made = {t for t in reads if t in own or t in later}
-            if made:
-                later.add(output)
-            elif graph.tensors[output].shape == graph.tensors[end].shape:
-                found = output
+    for k, output in made:
+        reads = reads_of(graph, k, accesses[k], (output,))
+        if reads & inside:
+            inside.add(output)
+            continue
+        if reads & behind:
+            found = None
+        if found is None and graph.tensors[output].shape == graph.tensors[end].shape:
+            found = output
     return found
