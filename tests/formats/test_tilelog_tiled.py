@@ -19,6 +19,7 @@ from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Phase
 from lowtide.graph.tiles import Cut, layers, tile_input, tile_output
 from tests.conftest import document_path
+from tests.graph.tiles.poison import run, run_tiled
 
 GRID = Cut((4, 4))
 
@@ -98,8 +99,9 @@ def printed(document):
 
 
 def whole_step(convpool, values):
-    graph, joint = convpool.step.graph, convpool.joint
-    return run(graph, joint, range(len(graph.ops)), values | {joint.tangents[0]: torch.tensor(1.0).double()})
+    graph = convpool.step.graph
+    tangent = {convpool.joint.tangents[0]: torch.tensor(1.0, dtype=torch.float64)}
+    return run(convpool, range(len(graph.ops)), values | tangent)
 
 
 def test_tiles_run_on_slices_give_the_logs_gradient(convpool, values, printed):
@@ -129,45 +131,11 @@ def test_tiles_run_on_slices_give_the_logs_gradient(convpool, values, printed):
 
 
 def test_nothing_outside_of_the_parts_is_read(convpool, values, printed):
-    graph, joint = convpool.step.graph, convpool.joint
-    tiling = tile_input(graph, GRID)
+    tiling = tile_input(convpool.step.graph, GRID)
     whole = whole_step(convpool, values)
-    found = torch.full((16, 16), torch.nan, dtype=torch.float64)
-    for tile in tiling.tiles:
-        mine = {t: only(value, tile.parts[t]) for t, value in values.items() if t in tile.parts}
-        mine[tiling.given] = only(whole[tiling.given], tile.parts[tiling.given])
-        made = run(graph, joint, tiling.ops, mine, tile.parts)
-        found[tile.own.slices()[2:]] = made[tiling.tensor][tile.own.slices()][0, 0]
-    assert torch.equal(found, whole[tiling.tensor][0, 0])
-    assert (found - printed).abs().max() < 1e-4
-
-
-def only(value, rect):
-    """The value where it is said to be needed; what is read elsewhere is no number."""
-    if not value.dtype.is_floating_point:
-        return value
-    kept = torch.full_like(value, torch.nan)
-    kept[rect.slices()] = value[rect.slices()]
-    return kept
-
-
-def run(graph, joint, ops, given, parts=None):
-    """What the operators give; with ``parts``, each result is no number outside of its part."""
-    values = dict(given)
-
-    def value_of(node):
-        tensor = joint.tensor_of[node]  # what is not there is asked for its shape alone
-        shape = graph.tensors[tensor].shape
-        return values.get(tensor, torch.full(shape, torch.nan, dtype=torch.float64))
-
-    for k in ops:
-        call = joint.calls[k]
-        arguments, options = torch.fx.map_arg((call.args, dict(call.kwargs)), value_of)
-        results = call.target(*arguments, **options)
-        for t, value in zip(call.results, results if call.several else (results,), strict=True):
-            if t >= 0 and (parts is None or t in parts):
-                values[t] = value if parts is None else only(value, parts[t])
-    return values
+    found = run_tiled(convpool, tiling, values, whole, {})
+    assert torch.equal(found, whole[tiling.tensor])
+    assert (found[0, 0] - printed).abs().max() < 1e-4
 
 
 def test_more_channels_and_uneven_grids_have_records_too():
