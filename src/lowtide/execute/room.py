@@ -15,6 +15,9 @@ __all__ = ["Room"]
 _MARGIN = 0.05
 """Of what is free: left alone by the budget ``auto``, for what the allocator loses between blocks."""
 
+_LATER = 2 << 20
+"""Bytes that libraries may still take on a CUDA device, at their first call in some thread or stream."""
+
 
 class Room:
     """The memory of the device that a step's arguments are on."""
@@ -32,7 +35,7 @@ class Room:
         if self.device.type != "cuda":
             return 0
         self._settled()
-        return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes)
+        return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER
 
     def free_bytes(self) -> int:
         """What a step may take here in all, with its arguments and what is beside it, less a margin."""
