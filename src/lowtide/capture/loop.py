@@ -182,10 +182,10 @@ class _Fold:
                 chosen.append((op, call))
                 read = op.inputs if _is_whole(op, wanted) else values_read(graph, op)
                 wanted |= set(read) - self.node.keys()
-        for op, call in reversed(chosen):
-            self.write(op, call)
+        for _, call in reversed(chosen):
+            self.write(call)
 
-    def write(self, op: Op, call: Call) -> None:
+    def write(self, call: Call) -> None:
         """An operator as it is; of tensors that it reads no value of, and that are not there, empty ones."""
 
         def mapped(node: fx.Node) -> fx.Node:

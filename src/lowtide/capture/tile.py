@@ -90,7 +90,7 @@ class Tiling:
             relation = access(self.graph, op).relations[op.outputs.index(tensor)]
             if relation.sums:
                 return op
-            if not _linear(op, self.graph):
+            if not _linear(op):
                 raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
             tensor = op.inputs[0]
         raise CaptureError("the loss is no sum over a batch, rows or an image")
@@ -240,7 +240,7 @@ def values_read(graph: Graph, op: Op) -> list[int]:
     return list(found)
 
 
-def _linear(op: Op, graph: Graph) -> bool:
+def _linear(op: Op) -> bool:
     """Whether the result for a sum is the sum of the results: its first input times or over a constant."""
     if op.kind in (
         "aten.view",
