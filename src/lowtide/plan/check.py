@@ -8,12 +8,12 @@ only where its kind may leave, once it was sent, and must be back when the step 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
+from lowtide.plan.check_tiles import wrong_tiles
 from lowtide.plan.program import Drop, Loop, Program, Run, Send
 from lowtide.units import format_bytes
 
@@ -243,24 +243,9 @@ class _State:
 
     def _turned(self, line: Loop, op: Op) -> int:
         """The most that a tile takes. Boxes must cover the axes once, and every body must be able to run."""
-        axes = tuple(op.attributes.get("axes", ()))
-        size = 0
-        for k, tile in enumerate(line.tiles):
-            box = tile.over
-            inside = len(box.lo) == len(axes) and all(
-                0 <= lo < hi <= n for lo, hi, n in zip(box.lo, box.hi, axes, strict=True)
-            )
-            if not inside:
-                self._wrong(f"turns for {box}, which is no part of axes of {axes}")
-            if not 0 <= tile.body < len(self.program.bodies):
-                self._wrong(f"turns body {tile.body}; the program has {len(self.program.bodies)}")
-            for other in line.tiles[:k]:
-                pairs = zip(box.lo, box.hi, other.over.lo, other.over.hi, strict=True)
-                if all(lo < h and low < hi for lo, hi, low, h in pairs):
-                    self._wrong(f"turns twice for what {box} and {other.over} share")
-            size += math.prod(hi - lo for lo, hi in zip(box.lo, box.hi, strict=True))
-        if size != math.prod(axes):
-            self._wrong(f"leaves out parts of axes of {axes}")
+        wrong = wrong_tiles(line.tiles, op.attributes.get("axes", ()), len(self.program.bodies))
+        if wrong is not None:
+            self._wrong(wrong)
         most = 0
         for k in {tile.body for tile in line.tiles}:
             body = self.program.bodies[k]
