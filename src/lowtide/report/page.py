@@ -27,6 +27,13 @@ class Case:
     live_bytes: tuple[int, ...]
     resident_bytes: int
     note: str = ""
+    difference: float = 0.0
+    """The largest relative difference of gradients, where they are not bitwise equal."""
+
+    @property
+    def result(self) -> str:
+        """How the results compare with those of eager PyTorch."""
+        return "bitwise equal" if self.bitwise else f"gradients within {self.difference:.0e}"
 
 
 def page(title: str, about: str, cases: Sequence[Case], command: str) -> str:
@@ -78,7 +85,7 @@ def _row(case: Case, base: float) -> str:
         format_bytes(case.peak_bytes),
         format_seconds(case.seconds),
         f"{case.seconds / base:.2f} ×" if base else "–",
-        "bitwise equal" if case.bitwise else "different",
+        case.result,
     ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
