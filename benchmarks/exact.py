@@ -137,7 +137,13 @@ def main() -> None:
                 sys.stderr.write(table(rows).splitlines()[-1] + "\n")
                 if not rows[-1]["fits"]:
                     break
-    about = machine(chosen.device)
+        store(rows, chosen.device)  # a run that is cut short leaves what it has
+    print(store(rows, chosen.device))
+
+
+def store(rows: list[dict[str, Any]], device: str) -> str:
+    """Write what there is, as JSON and as Markdown, which is returned."""
+    about = machine(device)
     command = " ".join(["python benchmarks/exact.py", *sys.argv[1:]])
     document = {"date": str(date.today()), "command": command, "machine": about, "rows": rows}
     where = ", ".join(f"{k} {v}" for k, v in about.items())
@@ -147,10 +153,10 @@ def main() -> None:
         f"{equal} of {len(rows)} comparisons are bitwise equal to eager PyTorch in loss, gradients and buffers.\n\n"
         f"{table(rows)}\n"
     )
-    name = f"exact-{chosen.device}"
+    name = f"exact-{device}"
     write_atomically(RESULTS / f"{name}.json", json.dumps(document, indent=1).encode() + b"\n")
     write_atomically(RESULTS / f"{name}.md", text.encode())
-    print(text)
+    return text
 
 
 if __name__ == "__main__":
