@@ -15,22 +15,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.cost.watch import Marker
-from lowtide.errors import CaptureError, InfeasibleError, LowtideError, PlanError
+from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planning import Settings, costs_of, device_of, plan_joint
+from lowtide.execute.planning import Settings, device_of, measurable, plan_joint
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of
 from lowtide.execute.tiling import in_tiles
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
-from lowtide.graph import Graph
-from lowtide.plan.budget import Budget
-from lowtide.plan.make import make_plan
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
-from lowtide.plan.simulate import simulate
 
 __all__ = ["Compile", "Planned"]
 
@@ -41,8 +37,6 @@ Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Wat
 
 _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
-_MEASURED_SHARE = 0.8
-"""Of the free memory: what measuring may take where the plain step does not fit."""
 
 
 class Planned:
@@ -66,6 +60,8 @@ class Planned:
         self._joint: Joint | None = None
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
+        self._fits = True
+        """Whether the step can be run to measure it."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, the call leaves no trace."""
@@ -103,7 +99,8 @@ class Planned:
 
         joint = self._joint = made[0].joint
         pinned = _pinned(joint, arguments, state)
-        plan = self._best(joint, run, room, arguments, state, pinned)
+        tiles_alone = "tile" in self._settings.only and not self._fits
+        plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -122,13 +119,16 @@ class Planned:
     def _best(
         self,
         joint: Joint,
-        run: Callable[[Marker], object],
+        run: Callable[[Marker], object] | None,
         room: Room,
         arguments: Sequence[Any],
         state: Sequence[torch.Tensor],
         pinned: Sequence[int],
     ) -> Plan:
-        """The plan for the whole step, or one in tiles where they are allowed and faster, or alone fit."""
+        """The plan for the whole step, or one in tiles where they are allowed and faster, or alone fit.
+
+        ``run`` is None where the step can only run in tiles: the whole of it is estimated then.
+        """
         settings = self._settings
         refused: InfeasibleError | None = None
         whole: Plan | None = None
@@ -158,19 +158,10 @@ class Planned:
         """The Program to measure with: the plain one where it fits, else one planned with estimates."""
 
         def program(joint: Joint) -> Program:
-            graph: Graph = joint.graph
-            plain = store_all(graph)
-            free = int(room.free_bytes() * _MEASURED_SHARE)
-            if simulate(graph, plain).peak_bytes + room.beside_bytes() <= free:
-                return plain
             targets = [call.target for call in joint.calls]
-            costs = costs_of(graph, targets, device_of(graph), None, "estimated")
-            with contextlib.suppress(LowtideError):
-                first = make_plan(graph, costs, Budget(bytes=free), beside_bytes=room.beside_bytes())
-                if first.interrupted:
-                    raise KeyboardInterrupt  # there is no plan for the user's budget yet
-                return first.program
-            return plain
+            found = measurable(joint.graph, targets, device_of(joint.graph), room)
+            self._fits = found is not None
+            return found or store_all(joint.graph)
 
         return program
 

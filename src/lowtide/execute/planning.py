@@ -32,12 +32,17 @@ from lowtide.plan.check import check
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan
+from lowtide.plan.program import Program
 from lowtide.plan.search import Progress
+from lowtide.plan.simulate import simulate
 from lowtide.suggest import did_you_mean
 
-__all__ = ["MEANS", "Settings", "costs_of", "device_of", "link_of", "plan_joint"]
+__all__ = ["MEANS", "Settings", "costs_of", "device_of", "link_of", "measurable", "plan_joint"]
 
+_MEASURED_SHARE = 0.8
+"""Of the free memory: what measuring may take where the plain step does not fit."""
 MEANS = ("recompute", "offload", "tile")
 ORIGINS = ("measured", "estimated")
 
@@ -171,6 +176,21 @@ def costs_of(
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
     return Costs(tuple(_seconds(cost) for cost in found), tuple(_workspace(cost) for cost in found), origin)
+
+
+def measurable(graph: Graph, targets: Sequence[Any], kind: str, room: Room) -> Program | None:
+    """A Program to measure a step with: the plain one where it fits, else one planned with estimates."""
+    plain = store_all(graph)
+    free, beside = int(room.free_bytes() * _MEASURED_SHARE), room.beside_bytes()
+    if simulate(graph, plain).peak_bytes + beside <= free:
+        return plain
+    costs = costs_of(graph, targets, kind, None, "estimated")
+    with contextlib.suppress(LowtideError):
+        first = make_plan(graph, costs, Budget(bytes=free), beside_bytes=beside)
+        if first.interrupted:
+            raise KeyboardInterrupt  # there is no plan for the user's budget yet
+        return first.program
+    return None
 
 
 def _described(kind: str) -> Device:

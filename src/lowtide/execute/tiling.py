@@ -18,15 +18,13 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import InfeasibleError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body
-from lowtide.execute.planning import Settings, costs_of, device_of, link_of
+from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
 from lowtide.execute.room import Room
 from lowtide.graph import Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.memory import Memory
-from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
-from lowtide.plan.simulate import simulate
 from lowtide.plan.tile import TileStep, plan_loop
 
 __all__ = ["in_tiles", "loop_of", "with_loop"]
@@ -239,14 +237,14 @@ class _Search:
     def _measured(
         self, region: Region, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
     ) -> TileStep:
-        program = store_all(body.graph)
+        targets = [call.target for call in body.calls]
+        program = measurable(body.graph, targets, kind, self.room)
 
         def run(marker: Marker) -> None:
+            assert program is not None
             run_body(region, number, program, values, marker)
 
-        fits = simulate(body.graph, program).peak_bytes < self.room.free_bytes() // 2
-        targets = [call.target for call in body.calls]
-        costs = costs_of(body.graph, targets, kind, run if fits else None, self.settings.cost)
+        costs = costs_of(body.graph, targets, kind, run if program else None, self.settings.cost)
         return TileStep(body.graph, costs, able_in_place(body))
 
 
