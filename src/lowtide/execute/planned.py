@@ -18,10 +18,10 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planning import Settings, device_of, measurable, plan_joint
+from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of
-from lowtide.execute.tiling import in_tiles
+from lowtide.execute.tiling import in_tiles, with_loop
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
 from lowtide.plan.plain import store_all
@@ -132,6 +132,10 @@ class Planned:
         settings = self._settings
         refused: InfeasibleError | None = None
         whole: Plan | None = None
+        kept = self._kept(joint, room, pinned) if "tile" in settings.only else None
+        known = kept.load() if kept is not None else None
+        if known is not None:
+            return known
         try:
             whole = plan_joint(joint, run, room, settings, state=state, pinned=pinned)
             plain, budget = whole.plain, whole.budget_bytes
@@ -152,7 +156,26 @@ class Planned:
                 raise refused from None
             assert whole is not None
             return whole
-        return tiled if whole is None or tiled.predicted.seconds < whole.predicted.seconds else whole
+        if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
+            return whole
+        if kept is not None and not tiled.interrupted:
+            kept.store(tiled)
+        return tiled
+
+    def _kept(self, joint: Joint, room: Room, pinned: Sequence[int]) -> Kept:
+        """A plan in tiles that was made before."""
+        settings = self._settings
+        free = room.free_bytes() if settings.budget.auto else None
+        beside = room.beside_bytes()
+        return Kept(
+            joint.graph,
+            frozenset(),
+            settings,
+            device_of(joint.graph),
+            (beside, free),
+            pinned,
+            lambda plan: with_loop(joint, plan.program).graph,
+        )
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
         """The Program to measure with: the plain one where it fits, else one planned with estimates."""

@@ -39,7 +39,7 @@ from lowtide.plan.search import Progress
 from lowtide.plan.simulate import simulate
 from lowtide.suggest import did_you_mean
 
-__all__ = ["MEANS", "Settings", "costs_of", "device_of", "link_of", "measurable", "plan_joint"]
+__all__ = ["MEANS", "Kept", "Settings", "costs_of", "device_of", "link_of", "measurable", "plan_joint"]
 
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
@@ -115,7 +115,7 @@ def plan_joint(
     free = room.free_bytes() if settings.budget.auto else None
     link = link_of(device) if "offload" in settings.only else None
     beside = room.beside_bytes()  # after all that was measured: libraries have taken what they keep
-    kept = _Kept(graph, able, settings, device, (beside, free), pinned)
+    kept = Kept(graph, able, settings, device, (beside, free), pinned)
     plan = kept.load()
     if plan is None:
         plan = make_plan(
@@ -223,7 +223,7 @@ def _workspace(cost: Cost) -> int:
     return int(cost.workspace_bytes.value) if cost.workspace_bytes else 0
 
 
-class _Kept:
+class Kept:
     """A plan that was made before for the same step, device, versions and budget, if it still holds."""
 
     def __init__(
@@ -234,13 +234,21 @@ class _Kept:
         kind: str,
         room: tuple[int, int | None],
         pinned: Collection[int],
+        whole: Callable[[Plan], Graph] | None = None,
     ) -> None:
+        """``whole`` gives the graph that a plan in tiles is for, made from the same step."""
         beside, free = room
+        self.whole = whole
         self.graph, self.beside, self.offload = graph, beside, settings.offload
         self.wanted = settings.cache
         asked = (settings.budget, settings.only, settings.cost, settings.time_limit, settings.seed)
         parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(beside), str(free)]
-        parts += [repr(settings.offload), str(settings.crossing), repr(sorted(pinned))]
+        parts += [
+            repr(settings.offload),
+            str(settings.crossing),
+            repr(sorted(pinned)),
+            str(whole is not None),
+        ]
         digest = hashlib.sha256(msgspec.json.encode(graph) + "\0".join(parts).encode())
         self.name = f"plan-{digest.hexdigest()[:32]}.json"
 
@@ -250,9 +258,10 @@ class _Kept:
             return None
         with contextlib.suppress(LowtideError):
             plan = read_document(self._path(), Plan)
-            if plan.graph == self.graph and plan.beside_bytes == self.beside and not plan.interrupted:
+            graph = self.graph if self.whole is None else self.whole(plan)
+            if plan.graph == graph and plan.beside_bytes == self.beside and not plan.interrupted:
                 check(
-                    self.graph,
+                    graph,
                     plan.program,
                     budget=plan.budget_bytes - self.beside,
                     workspace_bytes=plan.workspace_bytes,

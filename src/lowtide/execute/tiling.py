@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
 from lowtide.execute.room import Room
-from lowtide.graph import Rect
+from lowtide.graph import RESIDENT_ROLES, Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
@@ -31,8 +32,10 @@ __all__ = ["in_tiles", "loop_of", "with_loop"]
 
 _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
-_UNEVEN = 1.1
-"""Nor are parts of a batch whose sizes differ by more than this: the largest needs most."""
+_SPLIT = 1.1
+"""Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
+_SAMPLES = 8
+"""So many tiles are looked at for that."""
 _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
@@ -165,6 +168,8 @@ class _Search:
     spent: float = 0.0
     """Seconds of planning alone."""
     worse: int = 0
+    largest: float = math.inf
+    """The working set of the largest tile that was tried."""
     least: float = math.inf
     """What the latest way to cut would have needed, where it did not fit."""
 
@@ -175,7 +180,7 @@ class _Search:
 
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], cut: tuple[str, ...]) -> None:
         """Plan with more and more tiles, as long as that may help."""
-        self.worse, self.least = 0, math.inf
+        self.worse, self.least, self.largest = 0, math.inf, math.inf
         for parts in ways:
             if self.done() or not self.attempt(tiling, parts, cut):
                 break
@@ -184,8 +189,9 @@ class _Search:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
         boxes = tiling.boxes(parts)
         working, overlap = _geometry(tiling, boxes)
-        if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _UNEVEN):
+        if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT) or working >= self.largest:
             return True
+        self.largest = working
         beside = self.room.beside_bytes()
         if working + beside + Memory(self.joint.graph).resident_bytes > self.budget:
             return True
@@ -250,21 +256,26 @@ class _Search:
 
 def _geometry(tiling: Tiling, boxes: Sequence[Rect]) -> tuple[int, float]:
     """The largest working set of an operator in one tile; elements computed over those of the whole."""
+    some = random.Random(0).sample(list(boxes), min(_SAMPLES, len(boxes)))  # noqa: S311
+    whole, _ = _computed(tiling, Rect.of_shape(tiling.axes))
+    looked = [_computed(tiling, box) for box in (*some, max(boxes, key=lambda box: box.size))]
+    parts = [made for made, _ in looked[:-1]]
+    return max(working for _, working in looked), sum(parts) / len(parts) * len(boxes) / max(1, whole)
+
+
+def _computed(tiling: Tiling, over: Rect) -> tuple[int, int]:
+    """Elements that are computed for a box, and the largest working set of an operator, in bytes."""
     graph = tiling.graph
-    needed, before = tiling.needed(boxes[len(boxes) // 2])
+    needed, before = tiling.needed(over)
     size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
-    leaves = {
-        t for t, tensor in enumerate(graph.tensors) if tensor.role.value in ("parameter", "buffer", "input")
-    }
-    working, part, whole = 0.0, 0, 0
+    made = working = 0
     for op, _ in tiling.steps:
-        made = [t for t in op.outputs if t in needed and t not in before and graph.tensors[t].alias is None]
-        part += sum(needed[t].size for t in made)
-        whole += sum(math.prod(graph.tensors[t].shape or ()) for t in made)
-        if made:
-            there = {t for t in (*op.inputs, *made) if t in size and t not in leaves}
-            working = max(working, sum(size[t] for t in there))
-    return int(working), len(boxes) * part / max(1, whole)
+        outputs = [t for t in op.outputs if t in needed and t not in before]
+        new = [t for t in outputs if graph.tensors[t].alias is None]
+        made += sum(needed[t].size for t in new)
+        there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
+        working = max(working, int(sum(size[t] for t in there)) if new else 0)
+    return made, working
 
 
 def _item(size: int, shape: tuple[int, ...] | None) -> float:
