@@ -170,8 +170,10 @@ class _Search:
     worse: int = 0
     largest: float = math.inf
     """The working set of the largest tile that was tried."""
+    vain: int = 0
+    """Ways in a row that needed hardly less than others before, and did not fit."""
     least: float = math.inf
-    """What the latest way to cut would have needed, where it did not fit."""
+    """What the best way to cut would have needed, where it did not fit."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
@@ -180,7 +182,8 @@ class _Search:
 
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], cut: tuple[str, ...]) -> None:
         """Plan with more and more tiles, as long as that may help."""
-        self.worse, self.least, self.largest = 0, math.inf, math.inf
+        self.worse = self.vain = 0
+        self.least = self.largest = math.inf
         for parts in ways:
             if self.done() or not self.attempt(tiling, parts, cut):
                 break
@@ -199,8 +202,10 @@ class _Search:
             plan, inner = self._planned(boxes, cut, beside)
         except InfeasibleError as error:
             self.refused = error
-            before, self.least = self.least, error.smallest_budget
-            return self.least < _LESS * before
+            helped = error.smallest_budget < _LESS * self.least
+            self.least = min(self.least, error.smallest_budget)
+            self.vain = 0 if helped else self.vain + 1
+            return self.vain < _WORSE
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
             self.best, self.worse = plan, 0
         else:

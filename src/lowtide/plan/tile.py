@@ -66,21 +66,22 @@ def plan_loop(
     means = [one for one in only if one != "tile"]
     loop = next(k for k, op in enumerate(graph.ops) if op.kind == "lowtide.loop")
     turns = Counter(which)
-    programs: list[Program] = []
+    programs: dict[int, Program] = {}
     inner: Plan | None = None
     around = budget - _around(graph, costs, loop, able)
-    for k, step in enumerate(steps):
+    for k in sorted(range(len(steps)), key=lambda k: -_plain_peak(steps[k])):  # what may not fit comes first
+        step = steps[k]
         if cut:
-            programs.append(with_in_place(step.graph, store_all(step.graph), step.able))
+            programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
         room = Budget(bytes=max(1, around + Memory(step.graph).resident_bytes))
         share = 0.8 * time_limit * turns[k] / len(which)
         plan = make_plan(step.graph, step.costs, room, able=step.able, only=means, time_limit=share, **asked)
-        programs.append(plan.program)
+        programs[k] = plan.program
         inner = plan if inner is None or turns[k] > turns[which[0]] else inner
     bodies = [
-        Body(step.graph, program, tuple(step.costs.workspace_bytes), step.costs.seconds)
-        for step, program in zip(steps, programs, strict=True)
+        Body(step.graph, programs[k], tuple(step.costs.workspace_bytes), step.costs.seconds)
+        for k, step in enumerate(steps)
     ]
     spent = [_seconds(body, link) for body in bodies]
     whole = Costs(
@@ -108,6 +109,11 @@ def plan_loop(
         only=tuple(only),
         program=program,
     )
+
+
+def _plain_peak(step: TileStep) -> int:
+    program = store_all(step.graph)
+    return simulate(step.graph, program, workspace_bytes=step.costs.workspace_bytes).peak_bytes
 
 
 def _around(graph: Graph, costs: Costs, loop: int, able: Collection[int]) -> int:
