@@ -124,19 +124,29 @@ def looped(joint: Joint, boxes: Sequence[Rect], cut: Sequence[str] = ()) -> Join
     Without any, that is all of the step. A CaptureError names what cannot be in tiles.
     """
     tiling = Tiling(joint, cut)
-    return _Fold(tiling, tuple(tiling.tiles(boxes))).joint()
+    tiles = tuple(tiling.tiles(boxes))
+    made = _Fold(tiling, tiles).joint()
+    idle = [
+        t
+        for t, before, now in zip(joint.inputs, joint.gradients, made.gradients, strict=False)
+        if t is not None and before is not None and now is None
+    ]
+    return _Fold(tiling, tiles, idle).joint() if idle else made
 
 
 class _Fold:
-    """The forward pass around a region, written anew and differentiated."""
+    """The forward pass around a region, written anew and differentiated.
 
-    def __init__(self, tiling: Tiling, tiles: tuple[Tile, ...]) -> None:
+    ``idle`` are leaves that no tile reads: the loop gives gradients of zeros for them, as the step does.
+    """
+
+    def __init__(self, tiling: Tiling, tiles: tuple[Tile, ...], idle: Sequence[int] = ()) -> None:
         self.old, self.tiling = tiling.joint, tiling
-        given = sorted({t for tile in tiles for t, _ in tile.given})
+        given = sorted({t for tile in tiles for t, _ in tile.given}.union(idle))
         total = tiling.total
         given += [t for t in (total[1] if total else ()) if t not in given]
         self.given = given
-        wanted = sorted({tile.given[k][0] for tile in tiles for k in tile.wanted})
+        wanted = sorted({tile.given[k][0] for tile in tiles for k in tile.wanted}.union(idle))
         values = self.old.values
         self.region = Region(
             tiles,
@@ -153,12 +163,9 @@ class _Fold:
     def joint(self) -> Joint:
         """The step."""
         old, root = self.old, nn.Module()
-        inputs = [t for t in old.inputs if t is not None]
+        inputs = [*(t for t in old.inputs if t is not None), *old.constants]
         for t in inputs:
             self.node[t] = self.graph.placeholder(f"t{t}")
-        for t, value in old.constants.items():
-            setattr(root, f"constant_{t}", value)
-            self.node[t] = self.graph.get_attr(f"constant_{t}")
         self.before()
         root.region = _Applied(self.region)
         loss = self.graph.call_module("region", tuple(self.node[t] for t in self.given))
@@ -206,9 +213,15 @@ class _Fold:
         return self.graph.call_function(aten.empty_strided.default, args, where)
 
     def aligned(self, made: Joint) -> Joint:
-        """With an entry for every input of the step, tensor or not, and the loop itself as what is called."""
+        """With an entry for every input of the step, tensor or not, and the loop itself as what is called.
+
+        Constants stand behind the inputs in what was differentiated.
+        """
         inputs, gradients = iter(made.inputs), iter(made.gradients)
         places = [None if t is None else (next(inputs), next(gradients)) for t in self.old.inputs]
+        constants = {
+            t: value for t, value in zip(inputs, self.old.constants.values(), strict=True) if t is not None
+        }
         calls, ops = list(made.calls), list(made.graph.ops)
         for k, op in enumerate(ops):
             if op.kind == LOOP:
@@ -223,6 +236,7 @@ class _Fold:
             calls=tuple(calls),
             inputs=tuple(None if pair is None else pair[0] for pair in places),
             gradients=tuple(None if pair is None else pair[1] for pair in places),
+            constants=dict(made.constants) | constants,
         )
 
 

@@ -1,0 +1,77 @@
+"""Steps that look like sums over a batch and are not, or hardly: tiles give the same result, or refuse."""
+
+import pytest
+import torch
+
+from lowtide.errors import CaptureError
+from tests.execute.tiles import in_tiles
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+
+
+def made(*shape, seed=0, grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_(grad)
+
+
+def result(function, *arguments, scale=1.0):
+    """Loss, gradients of arguments, and the random state that the step leaves."""
+    leaves = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
+    for leaf in leaves:
+        leaf.grad = None
+    torch.manual_seed(7)
+    loss = function(*arguments)
+    (loss * scale).backward()
+    return loss.detach(), [leaf.grad for leaf in leaves], torch.get_rng_state()
+
+
+def assert_equal(found, expected):
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=1e-10)
+    assert [g is None for g in found[1]] == [g is None for g in expected[1]]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    assert torch.equal(found[2], expected[2])
+
+
+def assert_same(function, *arguments, parts=(3,)):
+    """In tiles the function does what it does eagerly, twice."""
+    expected = result(function, *arguments)
+    tiled = in_tiles(function, parts)
+    for _ in range(2):
+        assert_equal(result(tiled, *arguments), expected)
+
+
+def assert_refused(function, *arguments, parts=(3,), match):
+    with pytest.raises(Exception, match=match) as caught:
+        in_tiles(function, parts)(*arguments)
+    causes, error = [], caught.value
+    while error is not None:
+        causes.append(error)
+        error = error.__cause__
+    assert any(isinstance(cause, CaptureError) for cause in causes)
+
+
+X, W = made(7, 5), made(5, 4, seed=1, grad=True)
+
+
+def square(value):
+    return value.pow(2).mean()
+
+
+def test_constants_written_in_the_function_reach_the_tiles():
+    assert_same(lambda x, w: square(x @ w + torch.tensor([1.0, 2.0, 3.0, 4.0])), X, W)
+    assert_same(lambda w, x: square((x @ w)[torch.tensor([1, 1, 6, 0])] * torch.tensor(2.0)), W, X)
+
+
+def test_a_parameter_that_nothing_depends_on_gets_zeros_as_in_the_plain_step():
+    def overwritten(x, w, v):
+        z = v * torch.ones(7, 4)
+        z[:] = x[:, :4]
+        return square(z + x @ w)
+
+    assert_same(overwritten, X, W, made(4, seed=2, grad=True))
