@@ -180,12 +180,18 @@ class _Fold:
         return self.aligned(made)
 
     def before(self) -> None:
-        """Operators outside the region whose results it needs as a whole."""
+        """Operators outside the region whose results it needs as a whole.
+
+        All that draw random numbers are among them, so that what is drawn later stays the same.
+        """
         graph = self.old.graph
         wanted = set(self.given) - self.node.keys()
         chosen: list[tuple[Op, Call]] = []
         for op, call in reversed(self.tiling.forward):
-            if wanted & set(op.outputs):
+            drawn = self.tiling.draws(op) and not wanted.intersection(op.outputs)
+            if drawn:
+                self.tiling.may_be_before(op, "it draws random numbers that nobody reads")
+            if drawn or wanted.intersection(op.outputs):
                 chosen.append((op, call))
                 read = op.inputs if _is_whole(op, wanted) else values_read(graph, op)
                 wanted |= set(read) - self.node.keys()

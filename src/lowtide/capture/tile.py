@@ -118,7 +118,7 @@ class Tiling:
                     needed[mask] = needed.get(mask, needed[t]).hull(needed[t])
                     before.add(mask)
                 elif why is not None:
-                    self._may_be_before(op, why)
+                    self.may_be_before(op, why)
                     before.add(t)
                     continue
                 for source, need in zip(
@@ -128,7 +128,7 @@ class Tiling:
                         needed[source] = needed.get(source, need).hull(need)
         return needed, before
 
-    def _may_be_before(self, op: Op, why: str) -> None:
+    def may_be_before(self, op: Op, why: str) -> None:
         """What is made as a whole must not depend on anything that has a gradient."""
         maker = {t: one for one, _ in self.steps for t in one.outputs}
         stack, seen = [op], set()
@@ -140,6 +140,10 @@ class Tiling:
                 if t in maker and t not in seen:
                     seen.add(t)
                     stack.append(maker[t])
+
+    def draws(self, op: Op) -> bool:
+        """Whether an operator draws random numbers in this call."""
+        return bool(op.attributes.get("random")) and supported(op, self.graph) is not None
 
     def tiles(self, boxes: Sequence[Rect]) -> list[Tile]:
         """Each box as a step of its own; boxes that differ in place alone share one."""
@@ -184,7 +188,7 @@ class Tiling:
         wanted = needed[op.outputs[output]]
         if op.kind == MASKED:
             value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
-            share = float(call.args[1])
+            share = float(call.args[1]) if call.args[2] is not False else 0.0
             source = _cropped(target, value, wanted), _cropped(target, mask, wanted)
             kept = target.call_function(aten.mul.Tensor, source)
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
@@ -255,7 +259,8 @@ def _linear(op: Op) -> bool:
     if op.kind == "aten.mul":
         return len(op.inputs) == 1 and isinstance(given[1], int | float)
     if op.kind == "aten.div":
-        return given[0] == {"input": 0} and isinstance(given[1], int | float) and len(op.inputs) == 1
+        rounded = op.attributes.get("options")
+        return not rounded and len(op.inputs) == 1 and isinstance(given[1], int | float)
     return False
 
 
