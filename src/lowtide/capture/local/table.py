@@ -154,6 +154,10 @@ def _of_arguments(op: Op, graph: Graph, found: Handler, wanted: Rect | None, out
         for d in resize.uneven(source, shape, given):
             if (wanted.lo[d], wanted.hi[d]) != (0, shape[d]):
                 return f"dimension {d} grows from {source[d]} to {shape[d]}, which only the whole can"
+    if found is rows.embedding and given.get("scale_grad_by_freq"):
+        return "its gradient depends on how often the whole batch names a row"
+    if found is rows.embedding and given.get("sparse"):
+        return "its gradient is sparse"
     if found is rows.attention and wanted is not None:
         return _of_heads(op, graph, wanted)
     return None
