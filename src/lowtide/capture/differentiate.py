@@ -16,6 +16,7 @@ from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.refusal import traced
 from lowtide.capture.rewrite import as_eager
+from lowtide.errors import CaptureError
 from lowtide.graph import Role
 
 __all__ = ["Example", "accumulating", "differentiated"]
@@ -58,14 +59,17 @@ def differentiated(
     root: nn.Module | None = None,
     mode: FakeTensorMode | None = None,
 ) -> Joint:
-    """Forward and backward of the graph as one step; ``root`` has the modules that it calls."""
+    """Forward and backward of the graph as one step; ``root`` has the modules that it calls.
+
+    A CaptureError says that there is no backward.
+    """
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         more = change(joint, num_fwd_outputs) if change is not None else []
         raise _Found(read_joint(as_eager(joint), num_fwd_outputs, [*leaves, *more]))
 
-    def forward(module: fx.GraphModule, _: Any) -> Any:
-        raise AssertionError(f"a graph without gradients: {module.graph}")
+    def forward(*_: Any) -> Any:
+        raise CaptureError("a part of the loss depends on nothing that has a gradient")
 
     mode = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     with tracing(TracingContext(mode)), traced(), eager_kernels(), torch.enable_grad():
