@@ -119,3 +119,21 @@ def test_a_tile_without_any_gradient_is_refused_in_words():
     assert_refused(
         lambda x, w: square(functional.pad(x @ w, (0, 0, 0, 7))), X, W, parts=(4,), match="depends on nothing"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_the_scale_of_one_backward_does_no_harm_to_the_next(dtype):
+    x, w = X.to(dtype), W.detach().to(dtype).requires_grad_()
+    tiny = torch.finfo(dtype).tiny / 8
+
+    def function(x, w):
+        return square(torch.tanh(x @ w))
+
+    tiled = in_tiles(function, (3,))
+    for scale in (1.0, tiny, 1.0, 0.0, 1.0, float("inf"), 1.0, float("nan"), -4.0, 1024.0, 0.5):
+        theirs = result(function, x, w, scale=scale)[1][0]
+        ours = result(tiled, x, w, scale=scale)[1][0]
+        assert torch.equal(torch.isfinite(ours), torch.isfinite(theirs))
+        if torch.isfinite(theirs).all():
+            close = 1e-2 if dtype is torch.float16 else 1e-5
+            torch.testing.assert_close(ours, theirs, rtol=close, atol=close * min(1, abs(scale)))

@@ -47,9 +47,11 @@ class Region:
     """Positions of what the weight of all targets is made from."""
     gradients: tuple[tuple[int, torch.Tensor], ...]
     """Tensors of the step that get gradients, and how those lie in memory."""
+    narrow: bool = False
+    """Whether tiles compute in float16, where small gradients are lost unless the loss is scaled up."""
     came: list[torch.Tensor] = field(default_factory=list)
-    """The gradient of the loss that came last. It is expected the next time: where a loss is scaled up so
-    that small gradients are not lost in half precision, tiles compute with the scale."""
+    """The gradient of the loss that came last, of narrow tiles. It is expected the next time, so that tiles
+    compute with the scale; others expect 1."""
 
     @property
     def bodies(self) -> list[Joint]:
@@ -58,8 +60,9 @@ class Region:
 
     def ratio(self, tangent: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
         """What gradients are to be multiplied by, now that the gradient of the loss is known."""
-        usable = torch.isfinite(tangent) & (tangent != 0)
-        self.came[:] = [torch.where(usable, tangent, torch.ones_like(tangent))]
+        if self.narrow:
+            usable = torch.isfinite(tangent) & (tangent.abs() >= 1)
+            self.came[:] = [torch.where(usable, tangent, torch.ones_like(tangent))]
         return tangent / expected
 
 
@@ -156,6 +159,7 @@ class _Fold:
             total[0] if total else None,
             tuple(given.index(t) for t in total[1]) if total else (),
             tuple((t, _dense(values[t])) for t in wanted),
+            any(value.dtype is torch.float16 for tile in tiles for value in tile.joint.values),
         )
         self.graph = fx.Graph()
         self.node: dict[int, fx.Node] = {}
