@@ -28,7 +28,7 @@ def test_seed_000_at_70_percent_costs_31_units_proven():
     assert view["gap"] == 0
     assert view["checked"] is True
     assert view["predicted"]["peak_bytes"] <= view["budget_bytes"]
-    assert set(view["decisions"]) == {"kept", "recomputed", "offloaded", "in_place"}
+    assert set(view["decisions"]) == {"kept", "recomputed", "offloaded", "in_place", "tiles"}
 
 
 def test_a_plan_is_written_and_checked(tmp_path):

@@ -25,6 +25,7 @@ from lowtide.plan.in_place import pointwise
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.plan import Plan
 from lowtide.plan.sweep import Point, Sweep, sweep
 from lowtide.units import format_bytes, format_seconds
 
@@ -55,7 +56,7 @@ class _Source:
     "--only",
     default="recompute",
     metavar="MEANS",
-    help="recompute, offload, or both with a comma [recompute].",
+    help="recompute, offload, tile, or several with commas [recompute].",
 )
 @offload_option
 @click.option(
@@ -100,6 +101,12 @@ def plan(
     check_outputs(output)
     leaving = parse_offload(offload)
     means = tuple(dict.fromkeys([*only.split(","), *(["offload"] if leaving else [])]))
+    if "tile" in means:
+        _refuse_tiles(target, sweeping, cost)
+        with _until_interrupted():
+            tiled = _in_tiles(target, budget, means, leaving, cost, device, time_limit, seed, fresh, as_json)
+        _show(*tiled, output, explain, as_json)
+        return
     source = _source(target, cost, device, means, leaving, fresh)
     options: dict[str, Any] = {"only": means, "offload": leaving, "time_limit": time_limit, "seed": seed}
     if sweeping:
@@ -130,12 +137,16 @@ def plan(
             look_for_smallest=_SMALLEST_SECONDS,
             **options,
         )
+    _show(source.name, made, output, explain, as_json)
+
+
+def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:
     if made.interrupted:
         _say("Interrupted: this is the best plan that was found so far", False)
     if output is not None:
         write_document(output, made)
     if as_json:
-        print_json({"target": source.name, **made.as_json()})
+        print_json({"target": name, **made.as_json()})
     elif explain:
         click.echo(made.explain())
     else:
@@ -154,6 +165,57 @@ def _until_interrupted() -> Iterator[None]:
             click.echo("", err=True)
 
 
+def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
+    """Say what tiles cannot be combined with."""
+    if sweeping:
+        raise click.UsageError("--sweep knows no tiles; give a --budget, or --only recompute,offload")
+    if _is_file(target):
+        raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
+    if cost not in (None, "measured", "estimated"):
+        raise PlanError(f"--cost {cost}: tiles are new operators, whose costs are measured or estimated")
+
+
+def _in_tiles(
+    target: str,
+    budget: str | None,
+    means: tuple[str, ...],
+    leaving: tuple[str, ...],
+    cost: str | None,
+    device: str | None,
+    time_limit: float,
+    seed: int,
+    fresh: bool,
+    quiet: bool,
+) -> tuple[str, Plan]:
+    """The plan for a PyTorch step that may be cut into tiles, and the name of the step."""
+    with needs_torch("planning a PyTorch step"):
+        from lowtide import zoo
+        from lowtide.cost.probe import best_device
+        from lowtide.execute.fit import fit
+        from lowtide.execute.state import usual_optimizer
+
+    built = zoo.build(target, device=device or best_device())
+    made = fit(
+        built.loss,
+        built.model,
+        *built.batch,
+        budget=budget or "",
+        only=means,
+        cost=cost or "measured",
+        time_limit=time_limit,
+        seed=seed,
+        cache=not fresh,
+        progress=None if quiet else _progress,
+        offload=leaving,
+        optimizer=usual_optimizer(built.model) if "optimizer" in leaving else None,
+    )
+    return built.name, made.plan
+
+
+def _is_file(target: str) -> bool:
+    return Path(target).is_file() and not target.endswith(".py")
+
+
 def _source(
     target: str,
     cost: str | None,
@@ -162,7 +224,7 @@ def _source(
     leaving: tuple[str, ...],
     fresh: bool,
 ) -> _Source:
-    if Path(target).is_file() and not target.endswith(".py"):
+    if _is_file(target):
         step = read_file(target).step
         able = pointwise(step.graph)
         return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))

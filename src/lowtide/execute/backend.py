@@ -29,6 +29,7 @@ from lowtide.execute.shells import shells
 from lowtide.execute.tiling import loop_of, with_loop
 from lowtide.execute.travel import bring_back, guarded
 from lowtide.graph import Graph
+from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.plan import Plan
@@ -180,7 +181,10 @@ def _compiled(
 
     def interpreter(joint: Joint) -> Interpreter:
         chosen = program(joint)
-        made.append(Interpreter(with_loop(joint, chosen), chosen))
+        whole = with_loop(joint, chosen)
+        if whole is not joint:
+            check(whole.graph, chosen)
+        made.append(Interpreter(whole, chosen))
         if watch is not None:
             watch(made[-1])
         return made[-1]

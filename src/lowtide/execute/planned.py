@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
@@ -20,13 +21,14 @@ from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint
 from lowtide.execute.room import Room
-from lowtide.execute.state import layout, state_of
+from lowtide.execute.state import layout, state_of, with_state
 from lowtide.execute.tiling import in_tiles, with_loop
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
+from lowtide.units import format_seconds
 
 __all__ = ["Compile", "Planned"]
 
@@ -132,7 +134,7 @@ class Planned:
         settings = self._settings
         refused: InfeasibleError | None = None
         whole: Plan | None = None
-        kept = self._kept(joint, room, pinned) if "tile" in settings.only else None
+        kept = self._kept(joint, room, state, pinned) if "tile" in settings.only else None
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
@@ -144,37 +146,39 @@ class Planned:
                 raise
             refused, budget = error, error.budget
             plain = Side(error.plain_peak, error.plain_seconds)
-        if "tile" not in settings.only or (whole is not None and whole.overhead <= _NO_TILES):
-            assert whole is not None
+        if whole is not None and "tile" not in settings.only:
             return whole
+        if whole is not None and whole.overhead <= _NO_TILES:
+            return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
         try:
             with _untouched(arguments, self._leaves, joint):
-                tiled = in_tiles(joint, arguments, room, settings, budget, plain)
+                tiled = in_tiles(joint, arguments, room, settings, budget, plain, state)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 refused.args = (f"{refused.args[0]}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
-            return whole
+            return _without_tiles(whole, settings, str(error).splitlines()[0])
         if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
-            return whole
+            slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
+            return _without_tiles(whole, settings, slower)
         if kept is not None and not tiled.interrupted:
             kept.store(tiled)
         return tiled
 
-    def _kept(self, joint: Joint, room: Room, pinned: Sequence[int]) -> Kept:
+    def _kept(self, joint: Joint, room: Room, state: Sequence[torch.Tensor], pinned: Sequence[int]) -> Kept:
         """A plan in tiles that was made before."""
         settings = self._settings
         free = room.free_bytes() if settings.budget.auto else None
         beside = room.beside_bytes()
         return Kept(
-            joint.graph,
+            with_state(joint.graph, state),
             frozenset(),
             settings,
             device_of(joint.graph),
             (beside, free),
             pinned,
-            lambda plan: with_loop(joint, plan.program).graph,
+            lambda plan: with_state(with_loop(joint, plan.program).graph, state),
         )
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
@@ -198,6 +202,11 @@ class Planned:
         with tracing(TracingContext(mode)):
             inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
             return self._compiler(self._module, self._leaves, inputs, program, watch)
+
+
+def _without_tiles(plan: Plan, settings: Settings, why: str) -> Plan:
+    """The plan with the reason why it has no tiles, though they were allowed."""
+    return msgspec.structs.replace(plan, only=settings.only, no_tiles=why)
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:

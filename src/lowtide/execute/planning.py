@@ -74,6 +74,8 @@ class Settings:
             if means not in MEANS:
                 near = did_you_mean(str(means), MEANS)
                 raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}.{near}")
+        if set(chosen) == {"tile"}:
+            raise PlanError("only='tile': tiles are planned beside another means, as in recompute,tile")
         options["offload"] = parse_offload(options.get("offload", ()))
         check_optimizer(options.get("optimizer"), options["offload"])
         if options["offload"] and "offload" not in chosen:

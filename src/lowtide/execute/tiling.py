@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -16,11 +17,12 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.loop import LOOP, Region, looped
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
-from lowtide.errors import InfeasibleError
+from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
 from lowtide.execute.room import Room
+from lowtide.execute.state import with_state
 from lowtide.graph import RESIDENT_ROLES, Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.memory import Memory
@@ -70,19 +72,27 @@ def with_loop(joint: Joint, program: Program) -> Joint:
 
 
 def in_tiles(
-    joint: Joint, arguments: Sequence[Any], room: Room, settings: Settings, budget: int, plain: Side
+    joint: Joint,
+    arguments: Sequence[Any],
+    room: Room,
+    settings: Settings,
+    budget: int,
+    plain: Side,
+    state: Sequence[torch.Tensor] = (),
 ) -> Plan:
-    """The fastest plan found that cuts the step into tiles.
+    """The fastest plan found that cuts the step into tiles; an optimiser's ``state`` counts in its peak.
 
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
-    search = _Search(joint, arguments, room, settings, budget, plain)
+    search = _Search(joint, arguments, room, settings, budget, plain, state)
     whole = Tiling(joint)
     for cut in endings(whole):
-        ending = Tiling(joint, (cut,))
-        search.attempts(ending, rows(ending, budget), (cut,))
+        with search.unless_refused():
+            ending = Tiling(joint, (cut,))
+            search.attempts(ending, rows(ending, budget), (cut,))
     if search.best is None or search.best.overhead > _GOOD_ENOUGH:
-        search.attempts(whole, grids(whole), ())
+        with search.unless_refused():
+            search.attempts(whole, grids(whole), ())
     if search.best is None:
         raise search.refused or InfeasibleError(
             "no tiles fit", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
@@ -162,8 +172,9 @@ class _Search:
     settings: Settings
     budget: int
     plain: Side
+    state: Sequence[torch.Tensor] = ()
     best: Plan | None = None
-    refused: InfeasibleError | None = None
+    refused: CaptureError | InfeasibleError | None = None
     began: float = field(default_factory=time.monotonic)
     spent: float = 0.0
     """Seconds of planning alone."""
@@ -179,6 +190,14 @@ class _Search:
         """Whether nothing more is to be expected, or time is up."""
         late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
         return self.worse >= _WORSE or self.spent > self.settings.time_limit or late
+
+    @contextlib.contextmanager
+    def unless_refused(self) -> Iterator[None]:
+        """A way to cut that turns out to be impossible ends what is tried here, not what was found before."""
+        try:
+            yield
+        except CaptureError as error:
+            self.refused = self.refused or error
 
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], cut: tuple[str, ...]) -> None:
         """Plan with more and more tiles, as long as that may help."""
@@ -196,7 +215,8 @@ class _Search:
             return True
         self.largest = working
         beside = self.room.beside_bytes()
-        if working + beside + Memory(self.joint.graph).resident_bytes > self.budget:
+        resident = Memory(with_state(self.joint.graph, self.state)).resident_bytes
+        if working + beside + resident > self.budget:
             return True
         try:
             plan, inner = self._planned(boxes, cut, beside)
@@ -224,7 +244,7 @@ class _Search:
         which = [next(k for k, body in enumerate(bodies) if body is tile.joint) for tile in region.tiles]
         began = time.monotonic()
         plan = plan_loop(
-            whole.graph,
+            with_state(whole.graph, self.state),
             _around(whole, kind),
             boxes,
             which,

@@ -8,7 +8,7 @@ from lowtide.graph import RESIDENT_ROLES, Graph, Role, Tensor
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plan import Plan
-from lowtide.plan.program import Fetch, Program, Run, Send
+from lowtide.plan.program import Fetch, Loop, Program, Run, Send
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["at_peak", "explain", "where"]
@@ -35,6 +35,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "
         f"the host; {d.in_place} operators in place"
     )
+    yield from _tiles(plan)
     if plan.interrupted:
         yield "search     interrupted: the best plan that was found so far"
     if plan.resident_bytes:
@@ -44,6 +45,26 @@ def _lines(plan: Plan) -> Iterator[str]:
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
+
+
+def _tiles(plan: Plan) -> Iterator[str]:
+    """The loop that the step is run as, or why there is none."""
+    for line in plan.program.instructions:
+        if isinstance(line, Loop):
+            op = plan.graph.ops[line.op]
+            shapes = " or ".join(dict.fromkeys(_sizes(tile.over.shape) for tile in line.tiles))
+            whole, bodies = _sizes(op.attributes.get("axes", ())), len(plan.program.bodies)
+            programs = f"{bodies} programs" if bodies > 1 else "one program"
+            yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}"
+            begins = ", ".join(line.cut) if line.cut else "the inputs"
+            ends = f" at {op.source.file}:{op.source.line}" if op.source else ""
+            yield f"region     from {begins} to the loss{ends}, forward and backward of a tile back to back"
+    if plan.no_tiles:
+        yield f"tiles      none: {plan.no_tiles}"
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _resident(plan: Plan) -> Iterator[str]:

@@ -77,6 +77,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interrupted: bool = False
     link: Link | None = None
     """The rates of copies to the host that the times were predicted with."""
+    no_tiles: str = ""
+    """Why the step is not cut into tiles, in words, where that was allowed."""
     lowtide: Literal["plan"] = "plan"
     version: Literal[1] = 1
 

@@ -1,0 +1,93 @@
+import json
+from functools import partial
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lowtide.commands.main import cli
+from lowtide.errors import LowtideError
+from lowtide.execute.fit import fit
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+def step():
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    batch = torch.randn(512, 16), torch.randint(0, 4, (512,))
+    return model, batch, lambda model, x, y: nn.functional.cross_entropy(model(x), y)
+
+
+def decayed():
+    model, batch, loss = step()
+    return model, batch, lambda model, x, y: loss(model, x, y) + model[0].weight.pow(2).sum()
+"""
+TILES = ("--only", "recompute,tile", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def network(tmp_path):
+    path = tmp_path / "network.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def test_a_plan_in_tiles_is_explained_written_and_checked(network, tmp_path):
+    plan = str(tmp_path / "plan.json")
+    asked = (f"{network}:step", "--budget", "45%", *TILES, "--cost", "estimated", "--time-limit", "0.5")
+    made = invoke("plan", *asked, "--explain", "-o", plan)
+    assert made.exit_code == 0, made.output
+    tiles, region = (line for line in made.output.splitlines() if line.startswith(("tiles ", "region ")))
+    assert " of 512, each " in tiles
+    assert f"from the inputs to the loss at {network}:9" in region
+    assert invoke("check", plan).exit_code == 0
+
+
+def test_a_step_runs_in_tiles_and_again_from_the_program_but_not_for_another(network, tmp_path, monkeypatch):
+    monkeypatch.setattr("lowtide.execute.fit.fit", partial(fit, cost="estimated", time_limit=0.5))
+    program, other = str(tmp_path / "program.json"), tmp_path / "other.py"
+    other.write_text(SOURCE.replace("512", "500"))
+    once = ("--device", "cpu", "--repeats", "1", "--json")
+    planned = ("--budget", "45%", "--only", "recompute,tile", "--save-program", program)
+    ran = invoke("run", f"{network}:step", *planned, *once)
+    assert ran.exit_code == 0, ran.output
+    view = json.loads(ran.stdout)
+    assert view["decisions"]["tiles"] > 1
+    assert view["max_rel_grad_diff"] < 1e-5
+    again = invoke("run", f"{network}:step", "--program", program, *once)
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["max_rel_grad_diff"] < 1e-5
+    refused = invoke("run", f"{other}:step", "--program", program, *once)
+    assert isinstance(refused.exception, LowtideError)
+
+
+def test_a_plan_says_what_prevents_tiles(network):
+    asked = (f"{network}:decayed", "--budget", "75%", *TILES, "--cost", "estimated", "--time-limit", "1")
+    result = invoke("plan", *asked, "--explain")
+    assert result.exit_code == 0, result.output
+    assert "the loss is no sum over parts behind aten.add" in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--sweep", "--only", "recompute,tile"), "--sweep knows no tiles"),
+        (("--budget", "50%", "--only", "recompute,tile", "--cost", "unit"), "measured or estimated"),
+        (("--budget", "50%", "--only", "tile"), "recompute,tile"),
+    ],
+)
+def test_what_tiles_do_not_go_with_is_said(network, more, told):
+    result = invoke("plan", f"{network}:step", "--device", "cpu", *more)
+    assert result.exit_code != 0
+    assert told in result.output + str(result.exception)
