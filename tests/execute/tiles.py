@@ -1,9 +1,13 @@
 """Steps cut into given tiles, for tests: captured, run plainly tile after tile."""
 
+from unittest.mock import patch
+
 import torch
 
+from lowtide.capture.leaves import leaves_of
 from lowtide.capture.loop import LOOP, looped
 from lowtide.capture.tile import Tiling
+from lowtide.execute import tiling
 from lowtide.execute.backend import _compiled
 from lowtide.plan.plain import store_all
 from lowtide.plan.program import Body, Loop, Program, Run, Tile
@@ -30,15 +34,21 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None):
     """The function, run in tiles; ``cut`` chooses from the captured step where the loop begins."""
 
     def compiled(module, inputs):
-        from lowtide.capture.leaves import leaves_of
+        cuts = []
 
         def planned(joint):
-            program, _ = program_of(joint, parts, cut(joint))
+            program, whole = program_of(joint, parts, cut(joint))
+            cuts.append(whole)
             if seen is not None:
                 seen.append(program)
             return program
 
-        return _compiled(module, leaves_of(module), inputs, planned, None)
+        def once(joint, boxes, cut):
+            """The step as it was cut for the Program: cutting it again would take as long."""
+            return cuts[-1]
+
+        with patch.object(tiling, "looped", once):
+            return _compiled(module, leaves_of(module), inputs, planned, None)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
 

@@ -1,0 +1,137 @@
+"""Networks of the zoo in tiles: loss and gradients are those of the whole step.
+
+In float64 to 1e-10, for every network that can be cut. In float32 only GPT-2, to 1e-5: it has no max pool
+and no relu, where a last bit decides which element gets a gradient.
+"""
+
+import functools
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide import zoo
+from lowtide.capture.tile import Tiling
+from lowtide.execute.tiling import endings
+from lowtide.zoo import vgg
+from tests.execute.tiles import gradients, in_tiles
+
+CONVPOOL = "convpool:batch=3,size=22,channels=2"
+UNET = "unet:base=1,batch=2,size=188"
+ALEXNET = "alexnet:batch=2,size=91"
+VGG = "vgg19:batch=3,size=32,classes=10"
+GPT2 = "gpt2:batch=3,layers=1,width=16,heads=2,length=5,vocab=256"
+DROPPING = f"{GPT2},dropout=20"
+
+SCALES = (1.0, 1024.0, 1024.0, 3.0)
+"""Of the loss in step after step: as expected, higher, as expected again, lower."""
+
+
+class Narrow(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(min(inputs, 16), min(outputs, 16))
+
+
+@functools.cache
+def built(address, dtype):
+    """The network and its batch; VGG-19 with few channels."""
+    stages = tuple((4, count) for _, count in vgg.STAGES)
+    if address.startswith("vgg19"):
+        with patch.object(vgg, "STAGES", stages), patch.object(vgg.nn, "Linear", Narrow):
+            made = zoo.build(address)
+    else:
+        made = zoo.build(address)
+    batch = tuple(x.to(dtype) if x.is_floating_point() else x for x in made.batch)
+    return made.model.to(dtype), batch, made.loss
+
+
+def trained(function, model, batch):
+    """Loss and gradients of a few steps, each from the parameters that the one before has left."""
+    before = [p.detach().clone() for p in model.parameters()]
+    found = []
+    for seed, scale in enumerate(SCALES):
+        loss, got = gradients(function, model, batch, scale=scale, seed=seed)
+        found.append((loss, *got))
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), got, strict=True):
+                p.sub_(gradient / scale, alpha=1e-3)
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), before, strict=True):
+            p.copy_(value)
+    return found
+
+
+@functools.cache
+def whole(address, dtype):
+    model, batch, loss = built(address, dtype)
+    return trained(loss, model, batch)
+
+
+def ending(joint):
+    """Where a loop over the ending of the step begins."""
+    found = endings(Tiling(joint))
+    assert len(found) == 1
+    return found
+
+
+def everything(joint):
+    return ()
+
+
+def largest(want, got):
+    """The largest difference, over the largest element of the tensor that it is in."""
+    pairs = zip(want, got, strict=True)
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) for a, b in pairs)
+
+
+def compared(address, parts, cut, dtype):
+    torch._dynamo.reset()
+    model, batch, loss = built(address, dtype)
+    programs = []
+    tiled = trained(in_tiles(loss, parts, cut, programs), model, batch)
+    assert len(programs) == 1
+    differences = [largest(a, b) for a, b in zip(whole(address, dtype), tiled, strict=True)]
+    return differences, programs[0]
+
+
+CASES = [
+    (CONVPOOL, (2, 1, 1, 1), everything, 2),
+    (CONVPOOL, (1, 1, 4, 4), everything, 16),
+    (CONVPOOL, (2, 2, 3, 2), everything, 24),
+    (UNET, (2, 1, 1), everything, 2),
+    (UNET, (1, 2, 2), everything, 4),
+    (UNET, (2, 1, 3), everything, 6),
+    (ALEXNET, (2, 2, 1, 2), everything, 8),
+    (VGG, (2,), everything, 2),
+    (GPT2, (3,), everything, 3),
+    (GPT2, (4,), ending, 4),
+    (DROPPING, (2,), everything, 2),
+    (DROPPING, (4,), ending, 4),
+]
+
+
+def words(value):
+    return value.__name__ if callable(value) else None
+
+
+@pytest.mark.parametrize(("address", "parts", "cut", "tiles"), CASES, ids=words)
+def test_steps_in_tiles_are_those_of_the_whole(address, parts, cut, tiles):
+    differences, program = compared(address, parts, cut, torch.float64)
+    (loop,) = [line for line in program.forward if hasattr(line, "tiles")]
+    assert len(loop.tiles) == tiles
+    assert bool(loop.cut) == (cut is ending)
+    assert max(differences) < 1e-10
+
+
+@pytest.mark.parametrize(("address", "parts", "cut"), [(GPT2, (3,), everything), (DROPPING, (4,), ending)])
+def test_steps_in_single_precision(address, parts, cut):
+    differences, _ = compared(address, parts, cut, torch.float32)
+    assert max(differences) < 1e-5
+
+
+def test_masks_of_dropout_differ_from_step_to_step():
+    """Otherwise the comparisons with dropout would say nothing about it."""
+    model, batch, loss = built(DROPPING, torch.float64)
+    first, second = (gradients(loss, model, batch, seed=seed)[0] for seed in (0, 1))
+    assert float(abs(first - second)) > 1e-6
