@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.builder import where
+
 __all__ = ["gradient_marks"]
 
 _METHODS = frozenset({"detach", "detach_", "requires_grad_", "register_hook"})
@@ -26,7 +28,7 @@ def gradient_marks(module: fx.GraphModule) -> str | None:
         for node in part.graph.nodes:
             said = _said(node)
             if said is not None:
-                return said
+                return said + _place(node)
     return None
 
 
@@ -42,3 +44,13 @@ def _said(node: fx.Node) -> str | None:
     if name in _FUNCTIONS or (name == "getattr" and len(node.args) > 1 and node.args[1] == "data"):
         return f"it calls {name}"
     return None
+
+
+def _place(node: fx.Node) -> str:
+    """Where in the user's code that is; torch keeps no line of a switch, but one of what follows it."""
+    word, one = "at", node
+    while not one.meta.get("stack_trace"):
+        word, one = "before", one.next
+        if one.op in ("output", "root"):
+            return ""
+    return f" {word} {where(one)}"
