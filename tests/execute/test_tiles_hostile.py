@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.execute import loops, tiling
+from lowtide.execute.fit import fit
 from tests.execute.tiles import in_tiles
 
 
@@ -137,3 +140,84 @@ def test_the_scale_of_one_backward_does_no_harm_to_the_next(dtype):
         if torch.isfinite(theirs).all():
             close = 1e-2 if dtype is torch.float16 else 1e-5
             torch.testing.assert_close(ours, theirs, rtol=close, atol=close * min(1, abs(scale)))
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4)]
+    return nn.Sequential(*layers), (torch.randn(512, 16), torch.randint(0, 4, (512,)))
+
+
+def classified(model, x, y):
+    return functional.cross_entropy(model(x), y)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """No time is spent on how small a budget may be, nor on loops that begin in the middle."""
+    monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
+    monkeypatch.setattr(tiling, "endings", lambda _: [])
+
+
+@pytest.fixture
+def in_four(hurried, monkeypatch):
+    """Nothing but four tiles of the whole step is tried."""
+    monkeypatch.setattr(tiling, "grids", lambda _: iter([(4,)]))
+
+
+QUICK = {"only": "recompute,tile", "cost": "estimated", "time_limit": 0.3, "cache": False}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_way_to_cut_that_is_impossible_spoils_no_other(monkeypatch):
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+    model, x = nn.Sequential(*layers), torch.randn(4, 3, 16, 16)
+    monkeypatch.setattr(tiling, "grids", lambda _: iter([(4, 1, 1, 1), (4, 1, 2, 2)]))
+    monkeypatch.setattr(tiling, "_GOOD", -1.0)
+
+    def enlarged(model, x):
+        return square(functional.interpolate(model(x), size=(17, 17), mode="bilinear"))
+
+    assert fit(enlarged, model, x, budget="60%", **QUICK).plan.decisions.tiles == 4
+
+
+@pytest.mark.usefixtures("in_four")
+def test_what_an_optimiser_holds_counts_beside_tiles():
+    model, batch = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    classified(model, *batch).backward()
+    optimizer.step()
+    model.zero_grad(set_to_none=True)
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    plan = fit(classified, model, *batch, budget="430KiB", optimizer=optimizer, **QUICK).plan
+    assert plan.decisions.tiles > 1
+    assert plan.resident_bytes > 3 * held
+
+
+@pytest.mark.usefixtures("in_four")
+def test_memory_that_runs_out_in_a_tile_leaves_everything_as_it_was(monkeypatch):
+    model, batch = network()
+    fitted = fit(classified, model, *batch, budget="45%", **QUICK)
+    assert fitted.plan.decisions.tiles > 1
+    whole, turns = loops._Turn.__call__, []
+
+    def second_fails(self, *arguments):
+        turns.append(1)
+        if len(turns) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(loops._Turn, "__call__", second_fails)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(torch.OutOfMemoryError):
+        fitted(model, *batch)
+    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(model.parameters(), before, strict=True))
+    ours = fitted(model, *batch)
+    torch.testing.assert_close(ours, classified(model, *batch))
+
+
+@pytest.mark.usefixtures("in_four")
+def test_tiles_that_do_not_fit_are_told_in_terms_of_the_budget():
+    model, batch = network()
+    with pytest.raises(InfeasibleError, match="tiles: none that was tried fits; 4 of them would need"):
+        fit(classified, model, *batch, budget="165KiB", **QUICK)

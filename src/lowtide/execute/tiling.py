@@ -29,6 +29,7 @@ from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
 from lowtide.plan.tile import TileStep, plan_loop
+from lowtide.units import format_bytes
 
 __all__ = ["in_tiles", "loop_of", "with_loop"]
 
@@ -95,7 +96,7 @@ def in_tiles(
             search.attempts(whole, grids(whole), ())
     if search.best is None:
         raise search.refused or InfeasibleError(
-            "no tiles fit", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
+            "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
     return search.best
 
@@ -221,9 +222,16 @@ class _Search:
         try:
             plan, inner = self._planned(boxes, cut, beside)
         except InfeasibleError as error:
-            self.refused = error
-            helped = error.smallest_budget < _LESS * self.least
-            self.least = min(self.least, error.smallest_budget)
+            needed = self.budget + error.smallest_budget - error.budget  # a tile has a budget of its own
+            if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
+                self.refused = InfeasibleError(
+                    f"none that was tried fits; {len(boxes)} of them would need {format_bytes(needed)}",
+                    budget=self.budget,
+                    smallest_budget=needed,
+                    floor=0,
+                )
+            helped = needed < _LESS * self.least
+            self.least = min(self.least, needed)
             self.vain = 0 if helped else self.vain + 1
             return self.vain < _WORSE
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
