@@ -49,9 +49,9 @@ def assert_same(function, *arguments, parts=(3,)):
         assert_equal(result(tiled, *arguments), expected)
 
 
-def assert_refused(function, *arguments, parts=(3,), match):
+def assert_refused(function, *arguments, parts=(3,), cut=lambda _: (), match):
     with pytest.raises(Exception, match=match) as caught:
-        in_tiles(function, parts)(*arguments)
+        in_tiles(function, parts, cut)(*arguments)
     assert isinstance(getattr(caught.value, "inner_exception", caught.value), CaptureError)
 
 
@@ -140,6 +140,18 @@ def test_the_scale_of_one_backward_does_no_harm_to_the_next(dtype):
         if torch.isfinite(theirs).all():
             close = 1e-2 if dtype is torch.float16 else 1e-5
             torch.testing.assert_close(ours, theirs, rtol=close, atol=close * min(1, abs(scale)))
+
+
+def test_a_region_that_begins_at_one_of_several_results_reads_no_other():
+    def normal(x, w):
+        spread, mean = torch.var_mean(x @ w, 0)
+        return square(x[:, :1] * (x @ w - mean) / spread)
+
+    def cut(joint):
+        op = next(op for op in joint.graph.ops if op.kind == "aten.var_mean")
+        return (joint.graph.tensors[op.outputs[0]].id,)
+
+    assert_refused(normal, X, W, cut=cut, match="begins at one result of aten.var_mean and reads another")
 
 
 def network():

@@ -153,6 +153,12 @@ class Tiling:
     def _tile(self, over: Rect, known: dict[Hashable, Joint]) -> Tile:
         needed, before = self.needed(over)
         made = {t for op, _ in self.steps for t in op.outputs} - before
+        for op, _ in self.forward:
+            others = [t for t in op.outputs if t in needed and t not in made and t not in before | self.cut]
+            if any(self.joint.values[t].is_floating_point() for t in others):
+                raise CaptureError(
+                    f"{_where(op)}: the region begins at one result of {op.kind} and reads another"
+                )
         target = fx.Graph()
         given = sorted(t for t in needed if t not in made)
         parts = {t: Part(target.placeholder(f"t{t}"), needed[t]) for t in given}
