@@ -213,7 +213,7 @@ class _State:
         if op.phase is not Phase.FORWARD and self.place < len(self.program.forward):
             self._wrong(f"runs {op.label!r} of backward in the forward part")
         self._read(line.op, op, again)
-        if again and set(op.inputs) & set(op.outputs):
+        if again and (set(op.inputs) & set(op.outputs) or not op.outputs):
             self._wrong(f"runs {op.label!r} again, which changes its input")
         if again and op.attributes.get("once"):
             self._wrong(f"runs {op.label!r} again, which nobody knows to give the same twice")
@@ -250,7 +250,7 @@ class _State:
         for k in {tile.body for tile in line.tiles}:
             body = self.program.bodies[k]
             one = _State(body.graph, body.program, body.workspace_bytes, ())
-            leaves = sum(storage.bytes for storage in {id(s): s for s in one.held.values()}.values())
+            leaves = sum(s.bytes for s in {id(s): s for t, s in one.held.items() if one.leaf[t]}.values())
             played = check(body.graph, body.program, workspace_bytes=body.workspace_bytes)
             most = max(most, played.peak_bytes - leaves)
         return most
@@ -360,7 +360,12 @@ class _State:
                 self._wrong(f"is past the forward part, which lacks {self.graph.tensors[tensor].label!r}")
 
     def _only_names(self, op: Op) -> bool:
-        """Whether all an operator makes are views: who does not read them need not make them."""
+        """Whether all an operator makes are views: who does not read them need not make them.
+
+        One that reads and makes nothing runs for what it changes: it adds to the gradients of tiles.
+        """
+        if not op.outputs:
+            return not op.reads
         return all(self.graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
 
     def end(self) -> None:
