@@ -1,0 +1,188 @@
+"""Programs with a loop: as files, before the checker, in the simulation, and as fit makes them."""
+
+import functools
+
+import msgspec
+import pytest
+import torch
+
+import lowtide
+from lowtide import zoo
+from lowtide.capture.step import capture
+from lowtide.errors import InfeasibleError, PlanError
+from lowtide.execute.compare import compare
+from lowtide.graph import Rect
+from lowtide.plan.check import check
+from lowtide.plan.plain import offload_all, recompute_all
+from lowtide.plan.program import Loop, Program, Run
+from lowtide.plan.simulate import simulate
+from tests.execute.tiles import program_of
+
+replace = msgspec.structs.replace
+
+
+@functools.cache
+def step():
+    built = zoo.build("convpool:batch=2,size=12,channels=3")
+    return capture(built.loss, built.model, *built.batch).joint
+
+
+@functools.cache
+def cut(parts=(2, 1, 1, 2)):
+    """A Program with a loop over a grid of the axes (2, 3, 3, 3), and the graph that it is for."""
+    program, whole = program_of(step(), parts)
+    return whole.graph, program
+
+
+def loop_of(program):
+    (loop,) = [line for line in program.forward if isinstance(line, Loop)]
+    return loop
+
+
+def with_tiles(program, tiles):
+    """The Program with other tiles."""
+    lines = (replace(one, tiles=tuple(tiles)) if isinstance(one, Loop) else one for one in program.forward)
+    return replace(program, forward=tuple(lines))
+
+
+def with_body(whole, **changes):
+    """The Program with its first body changed."""
+    return replace(whole, bodies=(replace(whole.bodies[0], **changes), *whole.bodies[1:]))
+
+
+def test_a_program_with_bodies_survives_a_file():
+    _, program = cut()
+    read = msgspec.json.decode(msgspec.json.encode(program), type=Program)
+    assert read == program
+    assert isinstance(loop_of(read), Loop)
+    assert loop_of(read).tiles[1].over == loop_of(program).tiles[1].over
+    assert read.bodies[0].program == program.bodies[0].program
+
+
+def test_a_loop_over_all_boxes_may_run():
+    graph, program = cut()
+    assert check(graph, program).runs == len([line for line in program.instructions if isinstance(line, Run)])
+
+
+def moved(tile, **ends):
+    return replace(tile, over=Rect(ends.get("lo", tile.over.lo), ends.get("hi", tile.over.hi)))
+
+
+def damaged(name, tiles):
+    first, *others = tiles
+    return {
+        "twice": [first, *tiles],
+        "overlapping": [moved(first, hi=(1, 3, 3, 3)), *others],
+        "missing": others,
+        "none": [],
+        "smaller": [moved(first, hi=(1, 3, 2, 1)), *others],
+        "beyond the end": [moved(first, hi=(1, 4, 3, 1)), *others],
+        "before the start": [moved(first, lo=(0, -1, 0, 0)), *others],
+        "empty": [*tiles, moved(first, hi=(0, 3, 3, 1))],
+        "fewer axes": [moved(first, lo=(0, 0, 0), hi=(1, 3, 3)), *others],
+        "unknown body": [replace(first, body=len(tiles)), *others],
+        "body below zero": [replace(first, body=-1), *others],
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("twice", "turns twice for what"),
+        ("overlapping", "turns twice for what"),
+        ("missing", r"leaves out parts of axes of \(2, 3, 3, 3\)"),
+        ("none", "leaves out parts"),
+        ("smaller", "leaves out parts"),
+        ("beyond the end", "which is no part of axes"),
+        ("before the start", "which is no part of axes"),
+        ("empty", "which is no part of axes"),
+        ("fewer axes", "which is no part of axes"),
+        ("unknown body", "turns body 4; the program has 2"),
+        ("body below zero", "turns body -1"),
+    ],
+)
+def test_tiles_that_do_not_cover_the_axes_once_are_refused(name, said):
+    graph, program = cut()
+    with pytest.raises(PlanError, match=said):
+        check(graph, with_tiles(program, damaged(name, loop_of(program).tiles)))
+
+
+def test_a_body_that_cannot_run_is_refused():
+    graph, program = cut()
+    body = program.bodies[0].program
+    with pytest.raises(PlanError, match="which is not there"):
+        check(graph, with_body(program, program=replace(body, forward=tuple(reversed(body.forward)))))
+    with pytest.raises(PlanError, match="never ran"):
+        check(graph, with_body(program, program=replace(body, forward=())))
+
+
+def test_a_body_adds_to_every_gradient_once():
+    graph, program = cut()
+    body = program.bodies[0]
+    adding = [k for k, op in enumerate(body.graph.ops) if op.kind == "lowtide.accumulate"]
+    assert len(adding) == 2
+    for op in adding:
+        lines = body.program.backward
+        at = lines.index(Run(op))
+        never, twice = (*lines[:at], *lines[at + 1 :]), (*lines[:at], Run(op), *lines[at:])
+        with pytest.raises(PlanError, match="never runs 1 operators"):
+            check(graph, with_body(program, program=replace(body.program, backward=never)))
+        with pytest.raises(PlanError, match="again, which changes its input"):
+            check(graph, with_body(program, program=replace(body.program, backward=twice)))
+
+
+def test_a_body_that_takes_more_than_the_budget_is_refused():
+    graph, program = cut()
+    peak = check(graph, program).peak_bytes
+    assert check(graph, program, budget=peak).peak_bytes == peak
+    with pytest.raises(PlanError, match="more than the budget"):
+        check(graph, program, budget=peak - 1)
+    hungry = with_body(program, workspace_bytes=(peak,) * len(program.bodies[0].graph.ops))
+    assert check(graph, hungry).peak_bytes > peak
+    with pytest.raises(PlanError, match="more than the budget"):
+        check(graph, hungry, budget=peak)
+
+
+def stored(graph):
+    return None
+
+
+@pytest.mark.parametrize("parts", [(1, 1, 1, 1), (2, 1, 1, 2), (1, 1, 3, 2)])
+@pytest.mark.parametrize("inside", [stored, recompute_all, offload_all])
+def test_simulation_and_checker_count_the_same(parts, inside):
+    graph, program = cut(parts)
+    bodies = []
+    for body in program.bodies:
+        workspace = tuple(97 * k % 1013 for k in range(len(body.graph.ops)))
+        chosen = inside(body.graph) or body.program
+        bodies.append(replace(body, program=chosen, workspace_bytes=workspace))
+    changed = replace(program, bodies=tuple(bodies))
+    workspaces = [31 * k for k in range(len(graph.ops))]
+    timeline = simulate(graph, changed, workspace_bytes=workspaces)
+    checked = check(graph, changed, workspace_bytes=workspaces)
+    assert timeline.peak_bytes == checked.peak_bytes
+    assert checked.peak_bytes != check(graph, program).peak_bytes
+
+
+def test_smaller_tiles_take_less():
+    peaks = [check(*cut(parts)).peak_bytes for parts in ((1, 1, 1, 1), (2, 1, 1, 1), (2, 1, 3, 3))]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0]
+
+
+def test_fit_reaches_with_tiles_what_recomputation_cannot(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch._dynamo.reset()
+    built = zoo.build("unet:base=2,batch=2,size=188")
+    asked = {"budget": "88%", "time_limit": 1}
+    with pytest.raises(InfeasibleError):
+        lowtide.fit(built.loss, built.model, *built.batch, only="recompute", **asked)
+    torch._dynamo.reset()
+    plan = lowtide.fit(built.loss, built.model, *built.batch, only="recompute,tile", **asked).plan
+    assert plan.decisions.tiles == len(loop_of(plan.program).tiles) > 1
+    assert plan.predicted.peak_bytes <= plan.budget_bytes
+    found = compare(built.model, built.batch, built.loss, lambda _: plan.program, repeats=0)
+    assert found.measured.peak_bytes <= 1.005 * plan.budget_bytes
+    assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    assert plan.predicted.peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    assert found.max_rel_grad_diff < 1e-4
