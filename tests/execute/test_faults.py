@@ -427,7 +427,7 @@ def left(step, model):
 step = torch.compile(loss, backend=lambda m, i: compile_with(m, i, offload_all), fullgraph=True)
 step(copy.deepcopy(model), x)
 soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-for more in (k << 20 for k in range(0, 181, 15)):
+for more in (k << 20 for k in range(0, 181, 30)):
     before = [t.clone() for t in model.state_dict().values()]
     used = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (used + more, hard))

@@ -85,7 +85,7 @@ def test_the_backend_takes_a_budget():
 def test_other_shapes_are_planned_when_they_come():
     model = network()
     twin = copy.deepcopy(model)
-    step = lowtide.fit(loss, model, batch(), budget="60%")
+    step = lowtide.fit(loss, model, batch(), budget="60%", time_limit=2)
     first = step.plan
     for rows in (128, 64, 128):
         assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
@@ -105,7 +105,7 @@ def test_too_small_a_budget_names_the_one_that_works():
     model, x = network(), batch()
     with pytest.raises(InfeasibleError) as caught:
         lowtide.fit(loss, model, x, budget=1000)
-    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget)
+    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget, time_limit=3)
     assert step.plan.predicted.peak_bytes <= caught.value.smallest_budget
 
 
