@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
+from lowtide.capture.library import define
 from lowtide.capture.refusal import traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
@@ -36,9 +37,7 @@ def _accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
     into.add_(part)
 
 
-_LIBRARY = torch.library.Library("lowtide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("accumulate(Tensor into, Tensor part) -> ()")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("accumulate", _accumulate, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+define("accumulate(Tensor into, Tensor part) -> ()", _accumulate)
 
 
 class _Found(Exception):  # noqa: N818  it ends the tracing

@@ -18,6 +18,8 @@ import torch._functorch.config
 import torch._inductor.config
 from torch._C import DispatchKey
 
+from lowtide.capture.library import define
+
 __all__ = ["eager_kernels", "eager_target"]
 
 _NAMES = (
@@ -52,12 +54,11 @@ def _bernoulli(
     return torch.empty_like(like).bernoulli_(p, generator=generator)
 
 
-_LIBRARY = torch.library.Library("lowtide", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+define(
     "bernoulli(Tensor like, float p=0.5, *, Generator? generator=None) -> Tensor",
+    _bernoulli,
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-_LIBRARY.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _TARGETS: dict[Any, Any] = {torch.ops.aten.bernoulli.p: torch.ops.lowtide.bernoulli.default}
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)

@@ -22,12 +22,12 @@ from torch import fx, nn
 from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import Example, differentiated
 from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.library import define
 from lowtide.capture.tile import MASKED, Tile, Tiling, values_read
-from lowtide.graph import Op, Rect
+from lowtide.graph import LOOP, Op, Rect
 
-__all__ = ["LOOP", "Region", "looped"]
+__all__ = ["Region", "looped"]
 
-LOOP = "lowtide.loop"
 _RATIO = "lowtide.ratio"
 aten = torch.ops.aten
 
@@ -67,9 +67,6 @@ class Region:
 
 
 _TRACED: ContextVar[Region] = ContextVar("_TRACED")
-_LIBRARY = torch.library.Library("lowtide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("loop(Tensor[] values) -> Tensor[]")  # type: ignore[no-untyped-call]
-_LIBRARY.define("ratio(Tensor tangent, Tensor expected) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def _shapes(values: list[torch.Tensor]) -> list[torch.Tensor]:  # noqa: ARG001
@@ -83,8 +80,8 @@ def _ratio(tangent: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return tangent / expected
 
 
-_LIBRARY.impl("loop", _shapes, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("ratio", _ratio, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+define("loop(Tensor[] values) -> Tensor[]", _shapes)
+define("ratio(Tensor tangent, Tensor expected) -> Tensor", _ratio)
 
 
 class _Loop(torch.autograd.Function):

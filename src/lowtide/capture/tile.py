@@ -9,7 +9,7 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,10 +19,11 @@ from torch import fx
 from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import Example, accumulating, differentiated
 from lowtide.capture.joint import Joint, Leaf
-from lowtide.capture.local import Part, emit, loss_total, supported
+from lowtide.capture.local import Part, cropped, emit, loss_total, supported
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role
-from lowtide.graph.access import access
+from lowtide.graph.access import Relation, access
+from lowtide.graph.tiles import reads_of
 
 __all__ = ["MASKED", "Tile", "Tiling", "values_read"]
 
@@ -58,9 +59,11 @@ class Tiling:
         self.cut = frozenset(number[name] for name in cut)
         """Tensors at which the region begins; all that they are made from is outside."""
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
+        self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
+        """How each tensor that forward makes depends on the inputs of its operator."""
         self.adds = self._adds()
         """The operator that sums up what the tiles add."""
-        self.axes: tuple[int, ...] = access(self.graph, self.adds).relations[0].sums
+        self.axes: tuple[int, ...] = self.relations[self.adds.outputs[0]].sums
         """Lengths of the axes that can be cut."""
         self.leaves = frozenset(
             t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
@@ -72,13 +75,14 @@ class Tiling:
         if joint.marks is not None:
             raise CaptureError(f"the step says more about gradients than its operators do: {joint.marks}")
         if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
-            raise CaptureError("only a step that gives one loss can run in tiles")
+            raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
         tensor = graph.tensors[joint.outputs[0]]
         if tensor.shape not in ((), (1,)):
             raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
         for t in graph.attributes.get("updated", ()):
             raise CaptureError(
-                f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch"
+                f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch; BatchNorm "
+                "can be cut in evaluation alone, GroupNorm and LayerNorm always"
             )
         return joint.outputs[0]
 
@@ -87,8 +91,7 @@ class Tiling:
         maker = {t: op for op, _ in self.forward for t in op.outputs}
         tensor = self.loss
         while (op := maker.get(tensor)) is not None:
-            relation = access(self.graph, op).relations[op.outputs.index(tensor)]
-            if relation.sums:
+            if self.relations[tensor].sums:
                 return op
             if not _linear(op):
                 raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
@@ -112,7 +115,6 @@ class Tiling:
                 if t not in needed or t in before:
                     continue
                 why = supported(op, graph, needed[t], output)
-                relation = access(graph, op).relations[output]
                 if op.kind == MASKED and output == 0:  # the mask is drawn before, of all
                     mask = op.outputs[1]
                     needed[mask] = needed.get(mask, needed[t]).hull(needed[t])
@@ -121,9 +123,8 @@ class Tiling:
                     self.may_be_before(op, why)
                     before.add(t)
                     continue
-                for source, need in zip(
-                    op.inputs, relation.needs(needed[t], over if op is self.adds else None), strict=True
-                ):
+                needs = self.relations[t].needs(needed[t], over if op is self.adds else None)
+                for source, need in zip(op.inputs, needs, strict=True):
                     if need is not None and not need.empty:
                         needed[source] = needed.get(source, need).hull(need)
         return needed, before
@@ -195,7 +196,7 @@ class Tiling:
         if op.kind == MASKED:
             value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
             share = float(call.args[1]) if call.args[2] is not False else 0.0
-            source = _cropped(target, value, wanted), _cropped(target, mask, wanted)
+            source = cropped(target, value, wanted), cropped(target, mask, wanted)
             kept = target.call_function(aten.mul.Tensor, source)
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
         held = [parts.get(source) for source in op.inputs]
@@ -220,7 +221,7 @@ class Tiling:
         """Whether the loss is divided by the weight of all targets."""
         if not self.adds.kind.startswith("aten.nll_loss"):
             return False
-        return access(self.graph, self.adds).relations[0].scaled
+        return self.relations[self.adds.outputs[0]].scaled
 
     @cached_property
     def total(self) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
@@ -240,14 +241,13 @@ class Tiling:
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
 
 
-def values_read(graph: Graph, op: Op) -> list[int]:
+def values_read(graph: Graph, op: Op) -> set[int]:
     """Inputs of an operator whose values, not only shapes, are read; of a dropout only its mask counts."""
-    if op.kind == MASKED:
-        return []
-    found: dict[int, None] = {}
-    for relation in access(graph, op).relations:
-        found |= {t: None for t, one in zip(op.inputs, relation.inputs, strict=True) if one is not None}
-    return list(found)
+    return set() if op.kind == MASKED else reads_of(op, access(graph, op), op.outputs)
+
+
+def _relations(graph: Graph, op: Op) -> Iterator[tuple[int, Relation]]:
+    return zip(op.outputs, access(graph, op).relations, strict=True)
 
 
 def _linear(op: Op) -> bool:
@@ -277,11 +277,3 @@ def _role(graph: Graph, tensor: int) -> Role:
 
 def _where(op: Op) -> str:
     return f"{op.source.file}:{op.source.line}" if op.source else op.label
-
-
-def _cropped(target: fx.Graph, part: Part, wanted: Rect) -> fx.Node:
-    node = part.node
-    for dim, ((lo, hi), (first, end)) in enumerate(zip(part.box, wanted, strict=True)):
-        if (first, end) != (lo, hi):
-            node = target.call_function(aten.slice.Tensor, (node, dim, first - lo, end - lo))
-    return node

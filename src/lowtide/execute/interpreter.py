@@ -12,7 +12,7 @@ from lowtide.capture.joint import Joint
 from lowtide.cost.watch import Marker
 from lowtide.execute.exhausted import in_spite_of
 from lowtide.execute.in_place import refuse_in_place
-from lowtide.execute.lines import Frame, Line, Running, prepared
+from lowtide.execute.lines import Frame, Line, prepared, run_lines
 from lowtide.execute.loops import Turning
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
@@ -201,17 +201,7 @@ class Interpreter:
         return frame
 
     def _run(self, lines: Sequence[Line], frame: Frame) -> None:
-        marker = self.marker
-        for line in lines:
-            if marker is None or not isinstance(line, Running):
-                line(frame)
-                continue
-            marker.before(line.op)
-            try:
-                line(frame)
-            finally:
-                marker.after(line.op)
-            marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
+        run_lines(lines, frame, self.marker)
 
     def _explain(self, error: BaseException, model: str) -> None:
         """Raise what is to be said about an error of a planned step; ``model``: the state that it is in."""

@@ -11,13 +11,14 @@ from torch import fx
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.updates import without_update
+from lowtide.cost.watch import Marker
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
 from lowtide.execute.travel import Traveller, bring_back
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 
-__all__ = ["Frame", "Line", "Running", "prepared"]
+__all__ = ["Frame", "Line", "Running", "prepared", "run_lines"]
 
 
 class Frame:
@@ -278,6 +279,20 @@ def prepared(
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
     cut = len(program.forward)
     return lines[:cut], lines[cut:]
+
+
+def run_lines(lines: Iterable[Line], frame: Frame, marker: Marker | None = None) -> None:
+    """Run prepared instructions; a marker is told of each operator."""
+    for line in lines:
+        if marker is None or not isinstance(line, Running):
+            line(frame)
+            continue
+        marker.before(line.op)
+        try:
+            line(frame)
+        finally:
+            marker.after(line.op)
+        marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
 
 
 def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, int, list[Any] | None]]:

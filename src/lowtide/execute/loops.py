@@ -12,11 +12,11 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.loop import Region
 from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
-from lowtide.execute.lines import Frame, Running, prepared
+from lowtide.execute.lines import Frame, prepared, run_lines
 from lowtide.execute.transfer import transfers
 from lowtide.plan.program import Body, Loop, Program, Send
 
-__all__ = ["Turning", "run_body"]
+__all__ = ["Turning", "run_body", "zeros"]
 
 
 class _Turn:
@@ -40,15 +40,7 @@ class _Turn:
                 assert place is not None
                 table[place] = argument
             table[joint.tangents[0]] = tangent
-            for line in self.lines:
-                if marker is None or not isinstance(line, Running):
-                    line(frame)
-                    continue
-                marker.before(line.op)
-                try:
-                    line(frame)
-                finally:
-                    marker.after(line.op)
+            run_lines(self.lines, frame, marker)
             (loss,) = joint.outputs
             assert loss is not None
             return table[loss]
@@ -84,7 +76,7 @@ class Turning:
         loss: torch.Tensor | None = None
         with torch.no_grad():
             total = region.total(*(values[k] for k in region.total_of)) if region.total else None
-            made = [_zeros(like) for _, like in region.gradients]
+            made = [zeros(like) for _, like in region.gradients]
             into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
             expected = region.came[-1] if region.came else _ones(region.loss)
             for tile, turn in zip(region.tiles, self.turns, strict=True):
@@ -120,7 +112,7 @@ def run_body(
     tile = next(tile for tile in region.tiles if tile.joint is joint)
     with torch.no_grad():
         total = region.total(*(values[k] for k in region.total_of)) if region.total else None
-        into = {t: _zeros(like) for t, like in region.gradients}
+        into = {t: zeros(like) for t, like in region.gradients}
         expected = _ones(region.loss)
         _Turn(joint, program)(_arguments(region, tile, values, total, into), expected, marker)
 
@@ -129,5 +121,6 @@ def _ones(like: torch.Tensor) -> torch.Tensor:
     return torch.ones(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _zeros(like: torch.Tensor) -> torch.Tensor:
+def zeros(like: torch.Tensor) -> torch.Tensor:
+    """Zeros that lie in memory as another tensor does."""
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()

@@ -25,6 +25,7 @@ from lowtide.execute.state import layout, state_of, with_state
 from lowtide.execute.tiling import in_tiles, with_loop
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
+from lowtide.plan.infeasible import TILES_HELP
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
@@ -155,7 +156,8 @@ class Planned:
                 tiled = in_tiles(joint, arguments, room, settings, budget, plain, state)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
-                refused.args = (f"{refused.args[0]}\ntiles: {str(error).splitlines()[0]}",)
+                told = str(refused).replace(TILES_HELP, "")  # they were tried
+                refused.args = (f"{told}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
             return _without_tiles(whole, settings, str(error).splitlines()[0])

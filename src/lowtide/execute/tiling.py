@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from lowtide.capture.joint import Joint
-from lowtide.capture.loop import LOOP, Region, looped
+from lowtide.capture.loop import Region, looped
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.in_place import able_in_place
-from lowtide.execute.loops import run_body
+from lowtide.execute.loops import run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
-from lowtide.graph import RESIDENT_ROLES, Rect
+from lowtide.graph import LOOP, RESIDENT_ROLES, Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
@@ -319,11 +319,7 @@ def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Ten
     """What goes into the loop, as far as it goes into the step; anything else is zeros of its form."""
     given = {t: value for t, value in zip(whole.inputs, arguments, strict=True) if t is not None}
     given |= whole.constants
-    return [given[t] if t in given else _zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
+    return [given[t] if t in given else zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
 
 
 def _around(whole: Joint, kind: str) -> Costs:

@@ -14,7 +14,7 @@ import msgspec
 from lowtide.errors import GraphError
 from lowtide.graph.rect import Rect
 
-__all__ = ["RESIDENT_ROLES", "Category", "Graph", "Kernel", "Op", "Phase", "Role", "Source", "Tensor"]
+__all__ = ["LOOP", "RESIDENT_ROLES", "Category", "Graph", "Kernel", "Op", "Phase", "Role", "Source", "Tensor"]
 
 Attributes = dict[str, Any]
 """JSON values by name; treated as immutable like the object that carries them."""
@@ -35,6 +35,10 @@ class Role(str, enum.Enum):
 
 RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT, Role.INPUT, Role.OPTIMIZER})
 """Leaves: they take memory for the whole step, whoever reads them. Their gradients stay once written."""
+
+
+LOOP = "lowtide.loop"
+"""The kind of an operator that stands for a region of a step, which is run tile after tile."""
 
 
 class Phase(str, enum.Enum):

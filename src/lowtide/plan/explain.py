@@ -29,7 +29,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"
     yield f"planned    {took}: {plan.overhead:+.1%} ({plan.method})"
     proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
-    yield f"bound      {plan.bound.overhead:+.1%}, {proof}, with the operators in their order"
+    if plan.decisions.tiles:
+        yield "bound      none: nothing is proven about how fast tiles can be"
+    else:
+        yield f"bound      {plan.bound.overhead:+.1%}, {proof}, with the operators in their order"
     d = plan.decisions
     yield (
         f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "

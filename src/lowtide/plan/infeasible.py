@@ -14,8 +14,10 @@ from lowtide.plan.problem import Problem
 from lowtide.plan.smallest import smallest_budget
 from lowtide.units import format_bytes
 
-__all__ = ["explained"]
+__all__ = ["TILES_HELP", "explained"]
 
+TILES_HELP = "tiles (the means `tile`, as in only='recompute,tile'), "
+"""Said among what would help, as long as they were not tried."""
 _ROWS = 8
 _SECONDS = 2.0
 
@@ -41,9 +43,7 @@ def explained(
         lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
     for size, label, place in rows[:_ROWS]:
         lines.append(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}")
-    lines.append(
-        "what would help: a smaller batch or image, half precision, cutting the largest operators into tiles"
-    )
+    lines.append(f"what would help: {TILES_HELP}a smaller batch or image, half precision")
     return InfeasibleError(
         "\n".join(lines),
         budget=budget,

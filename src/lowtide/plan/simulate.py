@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
-from lowtide.plan.program import Drop, Fetch, Loop, Program, Run, Send
+from lowtide.plan.program import Body, Drop, Fetch, Loop, Program, Run, Send
 
-__all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "kept_to_restore", "on_cuda", "simulate"]
+__all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "inside_bytes", "kept_to_restore", "on_cuda", "simulate"]
 
 AUTOGRAD_BLOCKS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
@@ -68,7 +68,7 @@ def simulate(
             memory.live += RANDOM_STATE_BYTES
         workspace = workspace_bytes[instruction.op] if workspace_bytes else 0
         if isinstance(instruction, Loop):
-            workspace = _inside(program, instruction)
+            workspace = max(inside_bytes(program.bodies[k]) for k in {t.body for t in instruction.tiles})
         live.append(max(memory.live + passing + workspace, between))
         between = 0
         extra.append(workspace)
@@ -87,14 +87,10 @@ def simulate(
     )
 
 
-def _inside(program: Program, loop: Loop) -> int:
+def inside_bytes(body: Body) -> int:
     """The most that a tile takes besides what goes into it."""
-    most = 0
-    for k in {tile.body for tile in loop.tiles}:
-        body = program.bodies[k]
-        timeline = simulate(body.graph, body.program, workspace_bytes=body.workspace_bytes)
-        most = max(most, max(timeline.live_bytes, default=0) - timeline.resident_bytes)
-    return most
+    timeline = simulate(body.graph, body.program, workspace_bytes=body.workspace_bytes)
+    return timeline.peak_bytes - timeline.resident_bytes
 
 
 def _moves_leaves(memory: Memory, program: Program) -> bool:

@@ -8,6 +8,6 @@ Every node calls an ATen operator that autograd knows, so that the tile's graph 
 """
 
 from lowtide.capture.local.emit import emit, loss_total, supported
-from lowtide.capture.local.site import Part
+from lowtide.capture.local.site import Part, cropped
 
-__all__ = ["Part", "emit", "loss_total", "supported"]
+__all__ = ["Part", "cropped", "emit", "loss_total", "supported"]

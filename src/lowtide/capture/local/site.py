@@ -14,7 +14,7 @@ from lowtide.capture.builder import Call
 from lowtide.errors import GraphError
 from lowtide.graph import Graph, Op, Rect
 
-__all__ = ["Held", "Part", "Site", "bind", "broadcast", "replaced", "with_range"]
+__all__ = ["Held", "Part", "Site", "bind", "broadcast", "cropped", "replaced", "with_range"]
 
 aten = torch.ops.aten
 
@@ -24,6 +24,15 @@ class Part(NamedTuple):
 
     node: fx.Node
     box: Rect
+
+
+def cropped(target: fx.Graph, part: Part, wanted: Rect) -> fx.Node:
+    """A node with the wanted box of a part."""
+    node = part.node
+    for dim, ((lo, hi), (first, end)) in enumerate(zip(part.box, wanted, strict=True)):
+        if (first, end) != (lo, hi):
+            node = target.call_function(aten.slice.Tensor, (node, dim, first - lo, end - lo))
+    return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +116,7 @@ class Site:
 
     def crop(self, node: fx.Node, box: Rect, wanted: Rect) -> fx.Node:
         """A node with the wanted box of one that holds ``box``."""
-        for dim, ((lo, hi), (first, end)) in enumerate(zip(box, wanted, strict=True)):
-            if (first, end) != (lo, hi):
-                node = self.write(aten.slice.Tensor, node, dim, first - lo, end - lo)
-        return node
+        return cropped(self.target, Part(node, box), wanted)
 
     def pad(self, node: fx.Node, before: Sequence[int], after: Sequence[int], value: Any = 0) -> fx.Node:
         """A node with so many elements of this value added below and above each dimension."""

@@ -41,7 +41,7 @@ class Index(msgspec.Struct, frozen=True):
 
     def span(self, domain: Sequence[Range], length: int) -> Range:
         """What is read of a dimension of this length; no range of the domain is empty."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what it reads of {length} in {domain}")
 
 
 class Same(Index, frozen=True):

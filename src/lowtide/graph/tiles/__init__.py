@@ -11,6 +11,7 @@ Everything follows from the access relations of the operators; no operator is kn
 from lowtide.graph.tiles.cut import tile_input, tile_output
 from lowtide.graph.tiles.layers import Layer, Read, layers
 from lowtide.graph.tiles.types import BATCH, SPACE, Cut, Own, Tile, Tiling, share
+from lowtide.graph.tiles.walk import reads_of
 
 __all__ = [
     "BATCH",
@@ -22,6 +23,7 @@ __all__ = [
     "Tile",
     "Tiling",
     "layers",
+    "reads_of",
     "share",
     "tile_input",
     "tile_output",

@@ -61,7 +61,7 @@ def ends(graph: Graph, cut: Cut, accesses: Mapping[int, Access]) -> list[int]:
     reached, found = set(inputs), []
     for k in ops:
         for output in graph.ops[k].outputs:
-            if not reads_of(graph, k, accesses[k], (output,)) & reached:
+            if not reads_of(graph.ops[k], accesses[k], (output,)) & reached:
                 continue
             reached.add(output)
             if output in leading and _floating(graph, output) and _can_hold(graph, output, cut):
@@ -148,10 +148,10 @@ def _gradient_of(
     inside = {t for k in forward if before.intersection(graph.ops[k].outputs) for t in graph.ops[k].outputs}
     behind = {end}
     for k in forward:
-        behind |= {t for t in graph.ops[k].outputs if reads_of(graph, k, accesses[k], (t,)) & behind}
+        behind |= {t for t in graph.ops[k].outputs if reads_of(graph.ops[k], accesses[k], (t,)) & behind}
     found = None
     for k, output in made:
-        reads = reads_of(graph, k, accesses[k], (output,))
+        reads = reads_of(graph.ops[k], accesses[k], (output,))
         if reads & inside:
             inside.add(output)
             continue

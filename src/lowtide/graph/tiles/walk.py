@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lowtide.graph.access import Access
 from lowtide.graph.rect import Rect
-from lowtide.graph.types import Graph, Role
+from lowtide.graph.types import Graph, Op, Role
 
 __all__ = ["ancestors", "parts_for", "reads_of", "roots"]
 
@@ -30,9 +30,9 @@ def parts_for(
     return parts
 
 
-def reads_of(graph: Graph, k: int, access: Access, outputs: Iterable[int]) -> set[int]:
-    """The tensors whose values operator ``k`` reads for these of its outputs."""
-    op, wanted = graph.ops[k], set(outputs)
+def reads_of(op: Op, access: Access, outputs: Iterable[int]) -> set[int]:
+    """The tensors whose values an operator reads for these of its outputs."""
+    wanted = set(outputs)
     return {
         tensor
         for output, relation in zip(op.outputs, access.relations, strict=True)
@@ -54,7 +54,7 @@ def ancestors(
         wanted = [t for t in graph.ops[k].outputs if t in found]
         if wanted:
             used.append(k)
-            found |= reads_of(graph, k, accesses[k], wanted)
+            found |= reads_of(graph.ops[k], accesses[k], wanted)
     return found, used[::-1]
 
 
@@ -64,6 +64,6 @@ def roots(graph: Graph, ops: Sequence[int], accesses: Mapping[int, Access]) -> d
     nothing: frozenset[int] = frozenset()
     for k in ops:
         for output in graph.ops[k].outputs:
-            reads = reads_of(graph, k, accesses[k], (output,))
+            reads = reads_of(graph.ops[k], accesses[k], (output,))
             found[output] = nothing.union(*(found.get(t, nothing) for t in reads))
     return found
