@@ -43,7 +43,7 @@ def curve(base: Plan, only: tuple[str, ...], time_limit: float) -> Sweep:
     """All budgets with these means."""
     return sweep(
         base.graph,
-        Costs(base.seconds, base.workspace_bytes, base.cost),
+        Costs(base.seconds, base.workspace_bytes, base.cost, short=base.short),
         able=base.able,
         link=base.link if "offload" in only else None,
         beside_bytes=base.beside_bytes,

@@ -58,7 +58,7 @@ DAMAGE = {
     "cut off": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "not JSON": lambda data: b"\xff\xfe\x00",
-    "another version": changed(lambda d: d.update(version=2)),
+    "another version": changed(lambda d: d.update(version=99)),
     "another document": changed(lambda d: d.update(lowtide="step")),
     "another environment": changed(lambda d: d["environment"].update(name="a faster device")),
     "a negative time": changed(lambda d: d["costs"]["a"]["seconds"].update(value=-1)),

@@ -67,7 +67,7 @@ def optimum(problem, budget, limit=400_000):  # noqa: C901
         ]  # fmt: skip
         for v, mandatory in steps:
             then = t + 1 if mandatory else t
-            price = cost + (0 if mandatory else problem.time[v])
+            price = cost + (0 if mandatory else problem.repeat[v])
             for held in after(t, live, v, not mandatory):
                 state = then, held & (useful[then] | kept)
                 if price < best.get(state, price + 1):

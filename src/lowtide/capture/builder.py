@@ -15,6 +15,7 @@ from torch import fx
 
 from lowtide.capture.kernels import eager_target
 from lowtide.capture.updates import written_arguments
+from lowtide.cost.short import saved_results
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
 
@@ -129,7 +130,8 @@ class Builder:
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
                 source=_source(node),
                 attributes=_attributes(node)
-                | ({"updates": sorted(set(map(inputs.index, written)))} if written else {}),
+                | ({"updates": sorted(set(map(inputs.index, written)))} if written else {})
+                | _short(node, results),
             )
         )
         several = isinstance(values, tuple | list)
@@ -214,6 +216,13 @@ def kind_of(target: Any) -> str:
     """The operator without its overload: ``aten.add``."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet if packet is not None else getattr(target, "__name__", target))
+
+
+def _short(node: fx.Node, results: Sequence[int]) -> dict[str, Any]:
+    """Positions in the operator's outputs of what a short second run reads, where it has one."""
+    outputs = [t for t in results if t >= 0]
+    saved = [results[k] for k in saved_results(eager_target(node.target), node.args)]
+    return {"short": [outputs.index(t) for t in saved]} if saved and min(saved) >= 0 else {}
 
 
 def _attributes(node: fx.Node) -> dict[str, Any]:

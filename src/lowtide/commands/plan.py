@@ -251,7 +251,7 @@ def _source(
         optimizer=optimizer,
     )
     base = whole.plan
-    costs = Costs(base.seconds, base.workspace_bytes, origin)
+    costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short)
     if cost == "unit":
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
@@ -304,7 +304,8 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
         return None
     seconds = tuple(float(c.seconds.value) if c.seconds else 0.0 for c in step.costs)
     workspace = tuple(int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs)
-    return Costs(seconds, workspace if any(workspace) else (), origin)
+    short = {k: float(c.short_seconds.value) for k, c in enumerate(step.costs) if c.short_seconds}
+    return Costs(seconds, workspace if any(workspace) else (), origin, short=short)
 
 
 def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:

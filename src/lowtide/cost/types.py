@@ -34,6 +34,8 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     flop: Figure | None = None
     bytes_moved: Figure | None = None
     workspace_bytes: Figure | None = None
+    short_seconds: Figure | None = None
+    """A second run that starts from what the first one saved, where it gives the same bits in less time."""
 
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):

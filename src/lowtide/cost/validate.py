@@ -20,7 +20,12 @@ def validate_step(step: Step) -> Step:
     if step.costs and len(step.costs) != ops:
         raise GraphError(f"there are {len(step.costs)} costs for {ops} operators")
     for k, cost in enumerate(step.costs):
-        limits = ((cost.seconds, MAX_SECONDS), (cost.flop, MAX_FIGURE), (cost.bytes_moved, MAX_FIGURE))
+        limits = (
+            (cost.seconds, MAX_SECONDS),
+            (cost.short_seconds, MAX_SECONDS),
+            (cost.flop, MAX_FIGURE),
+            (cost.bytes_moved, MAX_FIGURE),
+        )
         for figure, limit in (*limits, (cost.workspace_bytes, MAX_FIGURE)):
             if figure is not None and not 0 <= figure.value <= limit:
                 raise GraphError(f"a cost of operator {k} is {figure.value}", op=k)

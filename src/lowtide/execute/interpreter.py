@@ -17,7 +17,8 @@ from lowtide.execute.loops import Turning
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.execute.travel import Traveller, bring_back, everything_away, may_leave
-from lowtide.graph import RESIDENT_ROLES, Role
+from lowtide.graph import RESIDENT_ROLES, Op, Role
+from lowtide.plan.memory import saved_for
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
@@ -265,8 +266,9 @@ def _needed_by_backward(joint: Joint, program: Program, leaves: frozenset[int]) 
     for line in reversed(program.backward):
         if isinstance(line, Run):
             op = joint.graph.ops[line.op]
-            needed.difference_update(t for t in op.outputs if t not in op.inputs)
+            needed.difference_update(t for t in _made(op, line) if t not in op.inputs)
             needed.update(op.reads_again if line.op in ran else op.reads)
+            needed.update(saved_for(op) if line.short else ())
         elif isinstance(line, Fetch):
             (needed.add if line.tensor in leaves else needed.discard)(line.tensor)
         elif isinstance(line, Send):
@@ -275,6 +277,10 @@ def _needed_by_backward(joint: Joint, program: Program, leaves: frozenset[int]) 
             needed.update(t for t in line.tensors if t in sent)
     known = range(len(joint.graph.tensors))
     return tuple(sorted(needed.intersection(known).difference(joint.tangents, joint.constants)))
+
+
+def _made(op: Op, line: Run) -> tuple[int, ...]:
+    return op.outputs[:1] if line.short else op.outputs
 
 
 def _fetched_by_backward(program: Program, leaves: frozenset[int]) -> tuple[int, ...]:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.builder import Call
 from lowtide.capture.joint import Joint
 from lowtide.capture.updates import without_update
+from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
@@ -181,6 +183,12 @@ class Running(Line):
         self.function = function or call.target
         if run.in_place is not None:
             self.function = in_place_variant(call.target)
+        self.state = state
+        self.store_state = first
+        self.awaited = awaited
+        if run.short:
+            self._shorten(joint, call)
+            return
         self.args, self.kwargs = list(call.args), dict(call.kwargs)
         self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
         op = joint.graph.ops[run.op]
@@ -190,9 +198,16 @@ class Running(Line):
             self.function = without_update(self.function, list(likes), list(likes.values()))
             self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
         self.outputs, self.several = call.results, call.several
-        self.state = state
-        self.store_state = first
-        self.awaited = awaited
+
+    def _shorten(self, joint: Joint, call: Call) -> None:
+        """Run from the results that the first run saved, for the first result alone."""
+        places = saved_results(call.target, call.args)
+        self.function = short_run
+        self.args = [*call.args[:3], *(None for _ in places), call.args[-1]]
+        saved = [(3 + k, call.results[place], None) for k, place in enumerate(places)]
+        self.kwargs = {}
+        self.fill = (*_fill(joint, enumerate(call.args[:3])), *saved), ()
+        self.outputs, self.several = call.results[:1], False
 
     def __call__(self, frame: Frame) -> None:
         """Run the operator."""

@@ -177,7 +177,12 @@ def costs_of(
             found = measure(graph, targets, run, cache=cache).costs
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
-    return Costs(tuple(_seconds(cost) for cost in found), tuple(_workspace(cost) for cost in found), origin)
+    return Costs(
+        tuple(_seconds(cost) for cost in found),
+        tuple(_workspace(cost) for cost in found),
+        origin,
+        short={k: float(cost.short_seconds.value) for k, cost in enumerate(found) if cost.short_seconds},
+    )
 
 
 def measurable(graph: Graph, targets: Sequence[Any], kind: str, room: Room) -> Program | None:

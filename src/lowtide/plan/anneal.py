@@ -107,7 +107,8 @@ def packed(problem: Problem) -> bytes:
     return array(
         "q",
         [
-            *head, *problem.time, *problem.workspace, *problem.fixed, *map(int, problem.again), *problem.over,
+            *head, *problem.repeat, *problem.workspace, *problem.fixed,
+            *map(int, problem.again), *problem.over,
             *reads[0], *reads[1], *writes[0], *writes[1],
             *problem.bytes, *problem.producer, *map(int, problem.kept), *problem.back,
             *charged[0], *charged[1],

@@ -233,7 +233,7 @@ class _Away:
         events = carried(found.problem, self.problem, found.events)
         spent = [0] * len(self.problem.ops)
         for instant, op in events:
-            spent[instant] += self.problem.time[op]
+            spent[instant] += self.problem.repeat[op]
         # an operator begins after what runs again before it
         whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
         begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
@@ -315,14 +315,16 @@ def _places(source: Problem, target: Problem) -> list[int]:
 def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
     """Time beyond that of the plain step: running again, and waiting for copies."""
     seconds = _seconds(problem)
-    timeline = simulate(problem.graph, lower(problem, events), seconds=seconds, link=link)
+    program = lower(problem, events)
+    timeline = simulate(problem.graph, program, seconds=seconds, short=_short(problem), link=link)
     return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
 
 
 def _waits(problem: Problem, events: Iterable[Event], link: Link) -> dict[int, float]:
     """Seconds that are spent waiting for copies, by storage."""
     lanes = Lanes(problem.graph, link)
-    simulate(problem.graph, lower(problem, events), seconds=_seconds(problem), lanes=lanes)
+    program, seconds = lower(problem, events), _seconds(problem)
+    simulate(problem.graph, program, seconds=seconds, short=_short(problem), lanes=lanes)
     number = {tensor: s for s, tensor in enumerate(problem.owner)}
     return {number[tensor]: wait for tensor, wait in lanes.waited.items()}
 
@@ -334,3 +336,9 @@ def _seconds(problem: Problem) -> list[float]:
         if op >= 0:
             seconds[op] = problem.seconds(spent)
     return seconds
+
+
+def _short(problem: Problem) -> dict[int, float]:
+    """Seconds of short second runs, by operator of the graph."""
+    pairs = zip(problem.ops, problem.repeat, strict=True)
+    return {op: problem.seconds(spent) for op, spent in pairs if op in problem.short}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
+from lowtide.plan.check_short import wrong_short
 from lowtide.plan.check_tiles import wrong_tiles
 from lowtide.plan.program import Drop, Loop, Program, Run, Send
 from lowtide.units import format_bytes
@@ -167,8 +168,6 @@ class _State:
         able = (t for t, tensor in enumerate(graph.tensors) if tensor.role in roles and self.root[t] == t)
         return {t for t in able if t not in changed and t not in shown}
 
-    # what runs beside the program
-
     def _beside(self) -> int:
         """Scalars of autograd on CUDA, and old values of leaves that backward reads after an update."""
         graph = self.graph
@@ -213,13 +212,15 @@ class _State:
         if op.phase is not Phase.FORWARD and self.place < len(self.program.forward):
             self._wrong(f"runs {op.label!r} of backward in the forward part")
         self._read(line.op, op, again)
+        if line.short and (wrong := wrong_short(self.graph, line, again, self.held.keys() - self.spoilt)):
+            self._wrong(wrong)
         if again and (set(op.inputs) & set(op.outputs) or not op.outputs):
             self._wrong(f"runs {op.label!r} again, which changes its input")
         if again and op.attributes.get("once"):
             self._wrong(f"runs {op.label!r} again, which nobody knows to give the same twice")
         taken = self._taken(line, op)
         passing = 0
-        for position, tensor in enumerate(op.outputs):
+        for position, tensor in enumerate(op.outputs[:1] if line.short else op.outputs):
             if tensor in op.inputs:
                 self.held[tensor].version += 1
                 continue

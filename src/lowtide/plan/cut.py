@@ -162,7 +162,7 @@ class _Program:
             terms = [(keep[s], 1.0)]
             if problem.again[producer]:
                 if producer not in redo:
-                    redo[producer] = rows.variable(problem.time[producer] / self.unit)
+                    redo[producer] = rows.variable(problem.repeat[producer] / self.unit)
                     again = [u for u in problem.reads[producer] if not cut < problem.back[u] <= end]
                     needs += [(u, redo[producer]) for u in again]
                 terms.append((redo[producer], 1.0))
@@ -229,7 +229,7 @@ class _Program:
                 room = clock[cut] - clock[out[k][0] + 1]
                 rows.row([*((c, took) for _, c, took in out[: k + 1]), *extra], -inf, room * (1 + 1e-9))
             here = [(rows.variable(1.0, at_most=inf), -1.0)]
-            here += [(c, -problem.time[op] / self.unit) for op, c in self.redo[window].items()]
+            here += [(c, -problem.repeat[op] / self.unit) for op, c in self.redo[window].items()]
             into = [
                 (min(self._read_next(s, cut), end), c, problem.bytes[s] / link.to_device * second)
                 for s, c in off.items()

@@ -103,7 +103,7 @@ class _Paths:
             new = self.writes[op] & ~live & ~self.kept & wanted[instant]
             if problem.again[op] and new and not self.reads[op] & ~live:
                 for held in self._held_after(instant, live, op):
-                    yield cost + problem.time[op], (instant, held & (wanted[instant] | self.kept)), op
+                    yield cost + problem.repeat[op], (instant, held & (wanted[instant] | self.kept)), op
 
     def _held_after(self, instant: int, live: int, op: int) -> Iterator[int]:
         """What can be held after a run: the largest sets that leave it enough room."""

@@ -104,7 +104,8 @@ def _again(plan: Plan) -> list[tuple[str, str, str]]:
             count[line.op] = count.get(line.op, 0) + 1
     found = []
     for op, runs in count.items():
-        seconds = plan.seconds[op] * (runs - 1) if plan.seconds else float(runs - 1)
+        each = plan.short.get(op, plan.seconds[op]) if plan.seconds else 1.0
+        seconds = each * (runs - 1)
         if runs > 1 and seconds > 0:
             one = plan.graph.ops[op]
             source = f"{one.source.file}:{one.source.line}" if one.source else ""

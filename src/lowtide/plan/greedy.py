@@ -120,7 +120,7 @@ class _Walk:
             if op in seen:
                 continue
             seen.add(op)
-            time += problem.time[op] + 1
+            time += problem.repeat[op] + 1
             stack += [problem.producer[u] for u in problem.reads[op] if u not in self.live]
         return time / (problem.bytes[s] * max(1, distance))
 

@@ -10,7 +10,7 @@ gets as many absences as the budget asks for, each as short as the budget allows
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
@@ -98,6 +98,7 @@ def with_absences(
     *,
     workspace_bytes: Sequence[int] = (),
     seconds: Sequence[float] = (),
+    short: Mapping[int, float] | None = None,
     link: Link | None = None,
     crossing: bool = True,
 ) -> Program:
@@ -105,7 +106,9 @@ def with_absences(
 
     Without ``crossing`` every leaf is on the device between forward and backward.
     """
-    timeline = simulate(graph, program, workspace_bytes=workspace_bytes, seconds=seconds, link=link)
+    timeline = simulate(
+        graph, program, workspace_bytes=workspace_bytes, seconds=seconds, short=short, link=link
+    )
     runs = [line for line in program.instructions if isinstance(line, Run)]
     forward = sum(isinstance(line, Run) for line in program.forward)
     begins = [0.0, *accumulate(timeline.seconds or [0.0] * len(runs))]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
 from lowtide.plan.in_place import with_in_place
+from lowtide.plan.memory import saved_for
 from lowtide.plan.plain import kept_throughout, storages_kept
 from lowtide.plan.problem import Problem, is_view
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
@@ -73,8 +74,9 @@ class _Views:
                 continue
             for t in graph.ops[k].reads:
                 self._ensure(t)
-            self.found.append(Run(k))
-            for t in graph.ops[k].outputs:
+            short = instant != op and k in problem.short
+            self.found.append(Run(k, short=short))
+            for t in graph.ops[k].outputs[:1] if short else graph.ops[k].outputs:
                 if t not in graph.ops[k].inputs:
                     self.held[self.storage[t]] = {}
             if instant == op:
@@ -152,6 +154,8 @@ def _touched(graph: Graph, line: _Line) -> tuple[tuple[int, ...], tuple[int, ...
     """Tensors that a line makes, and those it needs."""
     if isinstance(line, Run):
         op = graph.ops[line.op]
+        if line.short:
+            return op.outputs[:1], (*op.reads_again, *saved_for(op))
         bases = [b for t in op.outputs if (b := graph.tensors[t].alias) is not None]
         return op.outputs, (*op.reads, *bases, *(t for t in op.outputs if t in op.inputs))
     if isinstance(line, Fetch):

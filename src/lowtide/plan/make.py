@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
+from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Timeline
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
@@ -41,6 +42,8 @@ class Costs:
     origin: str = "measured"
     forward_only: bool = False
     """Whether overhead is told against forward alone, as unit costs do: backward is free there."""
+    short: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of second runs that start from what the first one saved, by operator."""
 
     def plain_seconds(self, graph: Graph) -> float:
         """The time that overhead is told against."""
@@ -166,10 +169,11 @@ def _with_leaves_away(
             budget,
             workspace_bytes=workspace,
             seconds=costs.seconds,
+            short=costs.short,
             link=asked.link,
             crossing=crossing,
         )
-    timeline = simulate(graph, program, workspace_bytes=workspace, seconds=costs.seconds, link=asked.link)
+    timeline = _played(graph, costs, program, asked.link)
     if timeline.peak_bytes > budget:
         floor = _at_the_end(problem)
         raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
@@ -184,6 +188,17 @@ def _with_leaves_away(
             smallest=replace(found.smallest, budget=smallest),
         )
     return _Tried(problem, found, program, seconds)
+
+
+def _played(graph: Graph, costs: Costs, program: Program, link: Link | None) -> Timeline:
+    return simulate(
+        graph,
+        program,
+        workspace_bytes=costs.workspace_bytes,
+        seconds=costs.seconds,
+        short=costs.short,
+        link=link,
+    )
 
 
 def _at_the_end(problem: Problem) -> int:
@@ -219,11 +234,12 @@ def _refused(
 def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
     """The problem, with storages released early where another order of the operators does that."""
     workspace = costs.workspace_bytes
-    problem = build_problem(graph, costs.seconds, workspace_bytes=workspace, able=able)
+    build = partial(build_problem, graph, costs.seconds, workspace_bytes=workspace, able=able)
+    problem = build(short=costs.short)
     order = early_order(problem)
     if order == list(problem.ops):
         return problem
-    other = build_problem(graph, costs.seconds, workspace_bytes=workspace, able=able, order=order)
+    other = build(short=costs.short, order=order)
     before, after = evaluate(problem, ()), evaluate(other, ())
     return other if after.peak <= before.peak and sum(after.live) < sum(before.live) else problem
 
@@ -240,7 +256,7 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
 
 def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _Asked) -> Plan:
     workspace, beside = costs.workspace_bytes, asked.beside
-    timeline = simulate(graph, program, workspace_bytes=workspace, seconds=costs.seconds, link=asked.link)
+    timeline = _played(graph, costs, program, asked.link)
     check(
         graph,
         program,
@@ -272,6 +288,7 @@ def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _As
         program=program,
         workspace_bytes=tuple(costs.workspace_bytes),
         seconds=costs.seconds,
+        short=dict(costs.short),
         able=asked.able,
         offload=asked.offload,
         resident_bytes=Memory(graph).resident_bytes + beside,

@@ -8,10 +8,10 @@ that are sent to the host: dropping one takes its memory away under all of its v
 from __future__ import annotations
 
 from lowtide.errors import PlanError
-from lowtide.graph import RESIDENT_ROLES, Graph, Tensor
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Tensor
 from lowtide.plan.program import Drop, Fetch, Run, Send
 
-__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "rounded"]
+__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "rounded", "saved_for"]
 
 CUDA_BLOCK_BYTES = 512
 
@@ -109,7 +109,7 @@ class Memory:
         """Hold what the operator writes; the bytes of what it writes again though it is still held."""
         graph = self.graph
         op = graph.ops[instruction.op]
-        for tensor in op.reads:
+        for tensor in (*op.reads, *(saved_for(op) if instruction.short else ())):
             if tensor not in self.storage_of:
                 what = graph.tensors[tensor].label
                 raise PlanError(f"{op.label!r} reads {what!r}, which the program does not hold")
@@ -118,7 +118,7 @@ class Memory:
                 raise PlanError(f"{op.label!r} reads {what!r}, which is on the host")
         taken = None if instruction.in_place is None else self.storage_of[op.inputs[instruction.in_place]]
         passing = 0
-        for position, tensor in enumerate(op.outputs):
+        for position, tensor in enumerate(op.outputs[:1] if instruction.short else op.outputs):
             base = graph.tensors[tensor].alias
             if tensor in self.storage_of:
                 again = base is None and tensor not in op.inputs
@@ -130,6 +130,11 @@ class Memory:
             else:
                 self.hold(tensor)
         return passing
+
+
+def saved_for(op: Op) -> tuple[int, ...]:
+    """Outputs of its first run that a short second run of an operator reads."""
+    return tuple(op.outputs[k] for k in op.attributes.get("short", ()))
 
 
 def _given(graph: Graph) -> list[int]:

@@ -201,6 +201,7 @@ def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
         ops=spread(problem.ops, -1),
         split=since(problem.split),
         time=spread(problem.time, 0),
+        repeat=spread(problem.repeat, 0),
         workspace=spread(problem.workspace, 0),
         again=spread(problem.again, False),
         reads=tuple(reads),

@@ -38,6 +38,7 @@ def with_pauses(problem: Problem, counts: Sequence[int]) -> Problem:
         ops=spread(problem.ops, -1),
         split=sum(old < problem.split for old in source),
         time=spread(problem.time, 0),
+        repeat=spread(problem.repeat, 0),
         workspace=spread(problem.workspace, 0),
         again=spread(problem.again, False),
         reads=spread(problem.reads, ()),

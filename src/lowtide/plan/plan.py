@@ -68,6 +68,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspace_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     """What each operator was taken to cost."""
+    short: dict[int, float] = {}
+    """What short second runs were taken to cost, by operator."""
     able: tuple[int, ...] = ()
     """Operators that may run in place."""
     offload: tuple[str, ...] = ()

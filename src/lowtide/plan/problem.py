@@ -7,14 +7,14 @@ numbers, ``scale`` of them to a second.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
-from lowtide.plan.memory import CUDA_BLOCK_BYTES, allocated_bytes
+from lowtide.plan.memory import CUDA_BLOCK_BYTES, allocated_bytes, saved_for
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.simulate import AUTOGRAD_BLOCKS, RANDOM_STATE_BYTES, kept_to_restore, on_cuda
 
@@ -46,6 +46,8 @@ class Problem:
     split: int
     """How many operators belong to forward; they come first."""
     time: tuple[int, ...]
+    repeat: tuple[int, ...]
+    """What a second run takes: less than the first where it can start from what that one saved."""
     scale: float
     workspace: tuple[int, ...]
     again: tuple[bool, ...]
@@ -75,6 +77,8 @@ class Problem:
     """Operators that stand for a copy back, each with the graph's tensor that it brings."""
     able: frozenset[int] = frozenset()
     """The graph's operators that may run in place."""
+    short: frozenset[int] = frozenset()
+    """The graph's operators whose second runs are short."""
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -119,6 +123,7 @@ def build_problem(
     able: Collection[int] = (),
     again: Collection[int] | None = None,
     order: Sequence[int] = (),
+    short: Mapping[int, float] | None = None,
 ) -> Problem:
     """The Problem of a graph whose operators take so many seconds and so much workspace.
 
@@ -126,10 +131,11 @@ def build_problem(
     default, unless everything after forward is free: running that again would be free as well. An operator
     that updates a tensor in place, or reads one that is updated later, never runs a second time; leaves are
     read as they were before the step. ``order`` is another order of the operators that are not views.
+    ``short`` are seconds of second runs that start from what the first one saved, which stays for them.
     """
     if not graph.ordered:
         raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
-    return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, order).problem()
+    return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, order, short or {}).problem()
 
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
@@ -142,7 +148,7 @@ def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
 
 def median_time(problem: Problem) -> int:
     """The time of a usual operator that may run again: the scale of temperatures and penalties."""
-    times = sorted(t for t, again in zip(problem.time, problem.again, strict=True) if t and again)
+    times = sorted(t for t, again in zip(problem.repeat, problem.again, strict=True) if t and again)
     return times[len(times) // 2] if times else 1
 
 
@@ -155,6 +161,7 @@ class _Builder:
         able: frozenset[int],
         again: Collection[int] | None,
         order: Sequence[int],
+        short: Mapping[int, float],
     ) -> None:
         self.graph = graph
         self.given_workspace = workspace
@@ -166,8 +173,11 @@ class _Builder:
         self.position = {k: v for v, k in enumerate(self.ops)}
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
-        self.scale = _scale(times)
+        self.short = {k: t for k, t in short.items() if graph.ops[k].attributes.get("short")}
+        self.scale = _scale([*times, *self.short.values()])
         self.time = [round(t * self.scale) for t in times]
+        pairs = zip(self.ops, times, strict=True)
+        self.repeat = [round(self.short.get(k, t) * self.scale) for k, t in pairs]
         if again is not None:
             wanted = set(again)
         elif any(self.time[self.split :]) or not any(self.time):
@@ -180,6 +190,7 @@ class _Builder:
         self.pinned: set[int] = set()
         """Storages with a view that only a real operator makes: they are not made again."""
         self.kept = {self.storage[t] for t in kept_throughout(graph)} - self.leaves
+        self.kept |= {self.storage[t] for k in self.short for t in saved_for(graph.ops[k])}
 
     def problem(self) -> Problem:
         graph, storage = self.graph, self.storage
@@ -209,6 +220,7 @@ class _Builder:
             ops=tuple(self.ops),
             split=self.split,
             time=tuple(self.time),
+            repeat=tuple(self.repeat),
             scale=self.scale,
             workspace=tuple(workspace),
             again=tuple(again),
@@ -224,6 +236,7 @@ class _Builder:
             charges=tuple(charges),
             charged=tuple(charged),
             able=self.able,
+            short=frozenset(self.short),
         )
 
     def _storages(self) -> tuple[dict[int, int], dict[int, int], list[int], dict[int, set[int]]]:

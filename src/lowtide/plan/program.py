@@ -22,6 +22,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     op: int
     in_place: int | None = None
     """Position in the operator's inputs of the tensor whose storage the first output takes over."""
+    short: bool = False
+    """Make the first output alone again, from others that the first run gave: a BatchNorm's statistics."""
 
 
 class Tile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

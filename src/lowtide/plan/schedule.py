@@ -65,7 +65,7 @@ def evaluate(problem: Problem, events: Iterable[Event]) -> Outcome:
         change[start] += problem.charges[charge].bytes
     live = [own + across for own, across in zip(live, accumulate(change[:-1]), strict=True)]
     again = [run for run in runs if run[0] != run[1]]
-    cost = sum(problem.time[op] for _, op in again)
+    cost = sum(problem.repeat[op] for _, op in again)
     return Outcome(frozenset(again), cost, max(live, default=problem.resident), tuple(live))
 
 

@@ -7,7 +7,7 @@ there throughout, unless they are sent to the host; what is there between two ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.lanes import Lanes, Link
@@ -28,6 +28,7 @@ def simulate(
     *,
     workspace_bytes: Sequence[int] = (),
     seconds: Sequence[float] = (),
+    short: Mapping[int, float] | None = None,
     link: Link | None = None,
     lanes: Lanes | None = None,
 ) -> Timeline:
@@ -35,7 +36,8 @@ def simulate(
 
     With a ``link``, copies to and from the host take time on lanes of their own, first in, first out; what an
     operator waits for them counts as part of it. ``lanes`` take the place of those of the link, and know who
-    was waited for. A PlanError says which instruction reads what is not there.
+    was waited for. ``short`` says what short second runs take. A PlanError says which instruction reads what
+    is not there.
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
@@ -75,7 +77,7 @@ def simulate(
         reads = graph.ops[instruction.op].reads
         if storage:  # a leaf is waited for whichever of its views is read
             reads += tuple(storage[t] for t in graph.ops[instruction.op].inputs)
-        took.append(lanes.run(reads, seconds[instruction.op] if seconds else 0.0))
+        took.append(lanes.run(reads, _spent(instruction, seconds, short or {})))
     if live and storage:
         live[-1] = max(live[-1], between)
         took[-1] += lanes.run(set(storage), 0.0)  # a step ends with everything back
@@ -85,6 +87,11 @@ def simulate(
         seconds=tuple(took) if seconds else (),
         resident_bytes=resident,
     )
+
+
+def _spent(run: Run, seconds: Sequence[float], short: Mapping[int, float]) -> float:
+    own = seconds[run.op] if seconds else 0.0
+    return short.get(run.op, own) if run.short else own
 
 
 def inside_bytes(body: Body) -> int:

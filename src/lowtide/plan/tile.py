@@ -87,6 +87,7 @@ def plan_loop(
         _with(costs.seconds, loop, sum(spent[k] for k in which)),
         _with(costs.workspace_bytes, loop, max(map(inside_bytes, bodies))),
         steps[0].costs.origin,
+        short=costs.short,
     )
     share = time_limit if cut else 0.2 * time_limit
     outer = make_plan(graph, whole, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
