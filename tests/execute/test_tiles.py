@@ -135,3 +135,37 @@ def test_masks_of_dropout_differ_from_step_to_step():
     model, batch, loss = built(DROPPING, torch.float64)
     first, second = (gradients(loss, model, batch, seed=seed)[0] for seed in (0, 1))
     assert float(abs(first - second)) > 1e-6
+
+
+class Skipping(nn.Module):
+    """Convolutions, one of them transposed and one in groups, a pool and a skip."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.down = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
+        self.up = nn.ConvTranspose2d(6, 4, 2, stride=2)
+        self.last = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        below = nn.functional.max_pool2d(self.down(x), 3, 1, 1)
+        return self.last(torch.cat([x, self.up(below)], 1)).flatten(2).square().mean()
+
+
+@pytest.mark.parametrize("parts", [(2, 1, 1), (1, 1, 2)])
+def test_images_may_lie_with_channels_last_inside_tiles(parts):
+    torch.manual_seed(0)
+    model, x = Skipping().double(), torch.randn(3, 3, 12, 12, dtype=torch.float64)
+    seen = []
+
+    def function(model, x):
+        return model(x)
+
+    loss, wanted = gradients(function, model, (x,))
+    tiled = in_tiles(function, parts, seen=seen, channels_last=True)
+    ours, got = gradients(tiled, model, (x,))
+    assert abs(ours - loss) <= 1e-12
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in zip(wanted, got, strict=True))
+    body = seen[0].bodies[0].graph
+    assert next(op.attributes["strides"] for op in body.ops if op.kind == "aten.relu")[0][1] == 1

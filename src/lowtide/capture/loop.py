@@ -118,12 +118,15 @@ class _Applied(nn.Module):
         return _Loop.apply(self.region, *values)  # type: ignore[no-untyped-call]
 
 
-def looped(joint: Joint, boxes: Sequence[Rect], cut: Sequence[str] = ()) -> Joint:
+def looped(
+    joint: Joint, boxes: Sequence[Rect], cut: Sequence[str] = (), *, channels_last: bool = False
+) -> Joint:
     """The step with the part from the ``cut`` tensors to the loss as a loop over these boxes of its axes.
 
-    Without any, that is all of the step. A CaptureError names what cannot be in tiles.
+    Without any, that is all of the step. With ``channels_last`` images lie in memory that way in tiles. A
+    CaptureError names what cannot be in tiles.
     """
-    tiling = Tiling(joint, cut)
+    tiling = Tiling(joint, cut, channels_last=channels_last)
     tiles = tuple(tiling.tiles(boxes))
     made = _Fold(tiling, tiles).joint()
     idle = [

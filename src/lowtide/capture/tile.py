@@ -50,8 +50,8 @@ class Tile:
 class Tiling:
     """How a captured step can be cut; a CaptureError says what stands against it."""
 
-    def __init__(self, joint: Joint, cut: Sequence[str] = ()) -> None:
-        self.joint, self.graph = joint, joint.graph
+    def __init__(self, joint: Joint, cut: Sequence[str] = (), *, channels_last: bool = False) -> None:
+        self.joint, self.graph, self.channels_last = joint, joint.graph, channels_last
         pairs = zip(joint.graph.ops, joint.calls, strict=True)
         self.forward = [(op, call) for op, call in pairs if op.phase is Phase.FORWARD]
         self.loss = self._loss()
@@ -201,7 +201,9 @@ class Tiling:
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
         held = [parts.get(source) for source in op.inputs]
         more = (over, total) if op is self.adds else ()
-        return emit(target, call, op, self.graph, held, wanted, output, *more)
+        return emit(
+            target, call, op, self.graph, held, wanted, output, *more, channels_last=self.channels_last
+        )
 
     def _example(self, tensor: int, box: Rect) -> Example:
         """How the part of a tensor lies in memory."""

@@ -57,6 +57,7 @@ _LESS = 0.97
 """Smaller tiles must need less than this share of what larger ones need, or no more are tried."""
 _PATIENCE = 8
 """All of the search, with capturing and measuring, takes no more than so many times the time limit."""
+_CONVOLUTION = "aten.convolution"
 _WORSE = 2
 """So many ways in a row may be slower than the best before the search ends."""
 
@@ -69,7 +70,10 @@ def loop_of(program: Program) -> Loop | None:
 def with_loop(joint: Joint, program: Program) -> Joint:
     """The captured step as the Program runs it: with a region as one operator, where it has a loop."""
     loop = loop_of(program)
-    return joint if loop is None else looped(joint, [tile.over for tile in loop.tiles], loop.cut)
+    if loop is None:
+        return joint
+    boxes = [tile.over for tile in loop.tiles]
+    return looped(joint, boxes, loop.cut, channels_last=loop.channels_last)
 
 
 def in_tiles(
@@ -165,6 +169,24 @@ def _floating(dtype: str | None) -> bool:
     return dtype is not None and ("float" in dtype or "complex" in dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A step cut into tiles, with the steps of its tiles."""
+
+    whole: Joint
+    at: int
+    """Which of its operators is the loop."""
+    steps: list[TileStep]
+    which: list[int]
+    """The step of each tile."""
+    channels_last: bool
+
+    @property
+    def seconds(self) -> float:
+        """What all tiles take where nothing is run again."""
+        return sum(sum(self.steps[k].costs.seconds) for k in self.which)
+
+
 @dataclass(slots=True)
 class _Search:
     joint: Joint
@@ -186,6 +208,8 @@ class _Search:
     """Ways in a row that needed hardly less than others before, and did not fit."""
     least: float = math.inf
     """What the best way to cut would have needed, where it did not fit."""
+    channels_last: bool | None = None
+    """How images lie in memory inside tiles; None: not known yet which way is faster."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
@@ -242,24 +266,21 @@ class _Search:
 
     def _planned(self, boxes: Sequence[Rect], cut: tuple[str, ...], beside: int) -> tuple[Plan, float]:
         settings = self.settings
-        whole = looped(self.joint, boxes, cut)
-        at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
-        region: Region = whole.calls[at].target
-        values = _values(whole, at, self.arguments)
-        kind = device_of(whole.graph)
-        bodies = region.bodies
-        steps = [self._measured(region, k, body, values, kind) for k, body in enumerate(bodies)]
-        which = [next(k for k, body in enumerate(bodies) if body is tile.joint) for tile in region.tiles]
+        ways = [self._cut_up(boxes, cut, last) for last in self.layouts()]
+        way = min(ways, key=lambda one: one.seconds)
+        self.channels_last = way.channels_last
+        whole, at, kind = way.whole, way.at, device_of(way.whole.graph)
         began = time.monotonic()
         plan = plan_loop(
             with_state(whole.graph, self.state),
             _around(whole, kind),
             boxes,
-            which,
-            steps,
+            way.which,
+            way.steps,
             self.budget,
             self.plain,
             cut=cut,
+            channels_last=way.channels_last,
             able=able_in_place(whole),
             only=settings.only,
             link=link_of(kind) if "offload" in settings.only else None,
@@ -269,9 +290,29 @@ class _Search:
             progress=settings.progress,
         )
         self.spent += time.monotonic() - began
-        least = sum(sum(steps[k].costs.seconds) for k in which)
-        least += sum(s for k, s in enumerate(plan.seconds) if k != at)
+        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k != at)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
+
+    def layouts(self) -> list[bool]:
+        """Ways for images to lie in memory: as they do, or with channels last; the faster one, once known.
+
+        Convolutions on CUDA turn images around before and after, unless they lie with channels last.
+        """
+        if self.channels_last is not None:
+            return [self.channels_last]
+        images = any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops)
+        return [False, True] if images else [False]
+
+    def _cut_up(self, boxes: Sequence[Rect], cut: tuple[str, ...], channels_last: bool) -> _Way:
+        """The step in these tiles, with what their operators take."""
+        whole = looped(self.joint, boxes, cut, channels_last=channels_last)
+        at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
+        region: Region = whole.calls[at].target
+        values = _values(whole, at, self.arguments)
+        bodies, kind = region.bodies, device_of(whole.graph)
+        steps = [self._measured(region, k, body, values, kind) for k, body in enumerate(bodies)]
+        which = [next(k for k, body in enumerate(bodies) if body is tile.joint) for tile in region.tiles]
+        return _Way(whole, at, steps, which, channels_last)
 
     def _measured(
         self, region: Region, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str

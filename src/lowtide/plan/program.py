@@ -42,6 +42,8 @@ class Loop(Run, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag
     tiles: tuple[Tile, ...] = ()
     cut: tuple[str, ...] = ()
     """Tensors of the captured step at which the region begins; none: all of the step."""
+    channels_last: bool = False
+    """Whether images lie in memory with the channels of a pixel side by side, inside tiles."""
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", gc=False):

@@ -47,6 +47,7 @@ def plan_loop(
     plain: Side,
     *,
     cut: Sequence[str] = (),
+    channels_last: bool = False,
     able: Collection[int] = (),
     only: Collection[str],
     link: Link | None = None,
@@ -60,7 +61,8 @@ def plan_loop(
     ``costs`` are those of the operators around the loop, ``plain`` what the untiled step takes. Where the
     loop is all of the step, its tiles get what is left of the budget; where it begins at ``cut`` tensors,
     they run plainly, and what is around them is planned. An InfeasibleError says that something does not
-    fit. Nothing is proven about how fast tiles can be: the bound is 0 seconds.
+    fit. ``channels_last`` is how tiles were cut (:class:`Loop`). Nothing is proven about how fast tiles can
+    be: the bound is 0 seconds.
     """
     asked: dict[str, Any] = {"link": link, "beside_bytes": beside_bytes, "seed": seed, "progress": progress}
     means = [one for one in only if one != "tile"]
@@ -92,7 +94,8 @@ def plan_loop(
     share = time_limit if cut else 0.2 * time_limit
     outer = make_plan(graph, whole, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
     tiles = tuple(Tile(k, box) for k, box in zip(which, boxes, strict=True))
-    program = _with_loop(outer.program, loop, tiles, tuple(cut), bodies)
+    turning = Loop(loop, tiles=tiles, cut=tuple(cut), channels_last=channels_last)
+    program = _with_loop(outer.program, turning, bodies)
     check(graph, program, budget=budget - beside_bytes, workspace_bytes=whole.workspace_bytes)
     planned = outer.predicted.seconds
     told = plans.get(turns.most_common(1)[0][0], outer)
@@ -134,13 +137,11 @@ def _seconds(body: Body, link: Link | None) -> float:
     return sum(timeline.seconds)
 
 
-def _with_loop(
-    program: Program, loop: int, tiles: tuple[Tile, ...], cut: tuple[str, ...], bodies: Sequence[Body]
-) -> Program:
+def _with_loop(program: Program, loop: Loop, bodies: Sequence[Body]) -> Program:
     """The Program with the operator run as a loop."""
 
     def turned(line: Instruction) -> Instruction:
-        return Loop(loop, tiles=tiles, cut=cut) if isinstance(line, Run) and line.op == loop else line
+        return loop if isinstance(line, Run) and line.op == loop.op else line
 
     forward, backward = tuple(map(turned, program.forward)), tuple(map(turned, program.backward))
     return Program(forward, backward, tuple(bodies))

@@ -36,13 +36,15 @@ def emit(
     output: int = 0,
     over: Rect | None = None,
     total: fx.Node | None = None,
+    *,
+    channels_last: bool = False,
 ) -> fx.Node:
     """A node with the wanted box of one of the operator's outputs, appended with all that it takes.
 
     ``parts`` has a Part for each of ``op.inputs``: what ``access`` says is needed, or more; None where
     nothing is read. ``over`` is a part of the axes that the access relation sums over: the node then holds
     what this part adds to the output. Of a mean over targets ``total`` is the weight of all of them
-    (``loss_total``).
+    (``loss_total``). With ``channels_last`` images lie in memory that way from the first convolution on.
     """
     why = reason(op, graph, wanted, output)
     if why is not None:
@@ -69,6 +71,7 @@ def emit(
         total,
         relation.needs(wanted, over),
         relation.reach(wanted, over),
+        channels_last,
     )
     return write(site)
 

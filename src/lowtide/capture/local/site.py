@@ -71,6 +71,8 @@ class Site:
     """For every input the box that the wanted one is made from; None where its value is not read."""
     reach: Sequence[Rect | None]
     """The same, beyond the edges of the tensor where there is padding."""
+    channels_last: bool = False
+    """Whether images lie in memory with the channels of a pixel side by side."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,6 +127,11 @@ class Site:
         last = [k for k, pair in enumerate(zip(before, after, strict=True)) if any(pair)]
         pairs = [(before[k], after[k]) for k in range(len(before) - 1, last[0] - 1, -1)]
         return self.write(aten.constant_pad_nd.default, node, [n for pair in pairs for n in pair], value)
+
+    def filters(self, node: fx.Node) -> fx.Node:
+        """Filters of a convolution as they lie in memory for its images: those then lie like them."""
+        form = torch.channels_last
+        return self.write(aten.clone.default, node, memory_format=form) if self.channels_last else node
 
     def filled(self, held: Held, box: Rect) -> fx.Node:
         """A node with this box of an argument, zeros for elements that go only into what is not wanted."""

@@ -53,6 +53,7 @@ def convolution(site: Site) -> fx.Node:
     start, end = (lo, hi) if groups == 1 else (lo // size * size, -(-hi // size) * size)
     filters = site.cut(weight, with_range(weight.whole, 0, lo, hi))
     filters = site.pad(filters, [lo - start, *[0] * (rank + 1)], [end - hi, *[0] * (rank + 1)])
+    filters = site.filters(filters) if rank == 2 else filters
     node = site.again(input=node, weight=filters, bias=_bias(site, start, end), **numbers, groups=groups)
     return site.crop(node, with_range(site.wanted, 1, start, end), site.wanted)
 
@@ -104,9 +105,10 @@ def _transposed(site: Site, numbers: dict[str, list[int]]) -> fx.Node:
         spread = replaced(made, ranges)
         later = bias is not None and not spread.contains(made)
         zeros = [0] * len(ranges)
+        filters = site.cut(weight, first)
         node = site.again(
             input=site.cut(x, box),
-            weight=site.cut(weight, first),
+            weight=site.filters(filters) if len(ranges) == 2 else filters,
             bias=None if later else _bias(site, start, end),
             **{**numbers, "padding": zeros, "output_padding": zeros},
             groups=groups,
