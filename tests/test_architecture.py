@@ -41,6 +41,7 @@ TORCH_IN = (
     "cost/measure.py",
     "cost/probe.py",
     "cost/record.py",
+    "cost/normalize.py",
     "cost/short.py",
     "cost/watch.py",
 )

@@ -70,3 +70,20 @@ def test_memory_that_somebody_else_holds_is_said_and_the_next_step_works():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     torch.testing.assert_close(left(), expected)  # the loss of this network is summed in no fixed order
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 64, 64), (3, 5, 7, 9), (16, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_half_of_a_batch_norm_with_what_follows_it_is_one_kernel(shape, dtype):
+    from lowtide.cost.normalize import normalized
+
+    torch.manual_seed(0)
+    x, z = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+    weight, bias, mean = (torch.randn(shape[1], device="cuda") for _ in range(3))
+    inverse = torch.rand(shape[1], device="cuda") + 0.5
+    plain = torch.batch_norm_elemt(x, weight, bias, mean, inverse, 1e-5)
+    for other in (None, z):
+        for relu in (False, True):
+            wanted = plain if other is None else plain + other
+            wanted = wanted.relu() if relu else wanted
+            assert torch.equal(normalized(x, weight, bias, mean, inverse, other, relu), wanted)

@@ -26,6 +26,7 @@ from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Plan
+from lowtide.plan.short import short_seconds
 from lowtide.plan.sweep import Point, Sweep, sweep
 from lowtide.units import format_bytes, format_seconds
 
@@ -304,7 +305,7 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
         return None
     seconds = tuple(float(c.seconds.value) if c.seconds else 0.0 for c in step.costs)
     workspace = tuple(int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs)
-    short = {k: float(c.short_seconds.value) for k, c in enumerate(step.costs) if c.short_seconds}
+    short = short_seconds(step.graph, step.costs)
     return Costs(seconds, workspace if any(workspace) else (), origin, short=short)
 
 

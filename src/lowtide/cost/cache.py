@@ -114,7 +114,8 @@ def _read(path: Path, environment: Environment) -> tuple[dict[str, Cost], str]:
 
 
 def _sound(cost: Cost) -> bool:
-    limits: list[tuple[Any, float]] = [(cost.seconds, MAX_SECONDS), (cost.short_seconds, MAX_SECONDS)]
+    limits: list[tuple[Any, float]] = [(cost.seconds, MAX_SECONDS)]
+    limits += [(figure, MAX_SECONDS) for figure in cost.short_seconds.values()]
     limits += [(figure, MAX_FIGURE) for figure in (cost.flop, cost.bytes_moved, cost.workspace_bytes)]
     return cost.seconds is not None and all(f is None or 0 <= f.value <= most for f, most in limits)
 

@@ -25,7 +25,8 @@ def _cost(graph: Graph, op: Op, device: Device) -> Cost:
     seconds = max(count / device.matrix_rate(_dtype(graph, op)), moved / device.bytes_per_second)
     if not is_view(graph, op) or device.kind == "cpu":  # elsewhere a view is not even launched
         seconds += device.launch_seconds
-    return Cost(*(Figure(value, Origin.ESTIMATED) for value in (seconds, count, moved)))
+    spent, worked, bytes_ = (Figure(value, Origin.ESTIMATED) for value in (seconds, count, moved))
+    return Cost(spent, worked, bytes_)
 
 
 def _dtype(graph: Graph, op: Op) -> str | None:

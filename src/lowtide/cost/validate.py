@@ -22,7 +22,7 @@ def validate_step(step: Step) -> Step:
     for k, cost in enumerate(step.costs):
         limits = (
             (cost.seconds, MAX_SECONDS),
-            (cost.short_seconds, MAX_SECONDS),
+            *((figure, MAX_SECONDS) for figure in cost.short_seconds.values()),
             (cost.flop, MAX_FIGURE),
             (cost.bytes_moved, MAX_FIGURE),
         )

@@ -33,7 +33,7 @@ Loss = Callable[..., torch.Tensor]
 Progress = Callable[[str], None]
 
 
-_IN_A_ROW = 5
+_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)

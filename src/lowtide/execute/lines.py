@@ -19,6 +19,7 @@ from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
 from lowtide.execute.travel import Traveller, bring_back
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
+from lowtide.plan.short import JOINED
 
 __all__ = ["Frame", "Line", "Running", "prepared", "run_lines"]
 
@@ -177,7 +178,9 @@ class Running(Line):
         first: bool,
         awaited: tuple[int, ...],
         function: Any = None,
+        joined: Sequence[int] = (),
     ) -> None:
+        """``joined`` are operators whose runs, after this short one, are part of it."""
         call = joint.calls[run.op]
         self.op = run.op
         self.function = function or call.target
@@ -187,7 +190,7 @@ class Running(Line):
         self.store_state = first
         self.awaited = awaited
         if run.short:
-            self._shorten(joint, call)
+            self._shorten(joint, call, joined)
             return
         self.args, self.kwargs = list(call.args), dict(call.kwargs)
         self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
@@ -199,15 +202,19 @@ class Running(Line):
             self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
         self.outputs, self.several = call.results, call.several
 
-    def _shorten(self, joint: Joint, call: Call) -> None:
-        """Run from the results that the first run saved, for the first result alone."""
-        places = saved_results(call.target, call.args)
+    def _shorten(self, joint: Joint, call: Call, joined: Sequence[int]) -> None:
+        """Run from what the first run saved, for the first result alone, or for that of the last joined."""
+        kinds = {JOINED[joint.graph.ops[op].kind]: op for op in joined}
+        saved = [call.results[place] for place in saved_results(call.target, call.args)]
+        others = [joint.graph.ops[kinds["add"]].inputs[1]] if "add" in kinds else []
         self.function = short_run
-        self.args = [*call.args[:3], *(None for _ in places), call.args[-1]]
-        saved = [(3 + k, call.results[place], None) for k, place in enumerate(places)]
+        self.args = [*call.args[:3], *(None for _ in saved), call.args[-1], None, "relu" in kinds]
         self.kwargs = {}
-        self.fill = (*_fill(joint, enumerate(call.args[:3])), *saved), ()
-        self.outputs, self.several = call.results[:1], False
+        places = (*enumerate(saved, 3), *enumerate(others, 4 + len(saved)))
+        filled = tuple((place, tensor, None) for place, tensor in places)
+        self.fill = (*_fill(joint, enumerate(call.args[:3])), *filled), ()
+        last = joint.calls[joined[-1]] if joined else call
+        self.outputs, self.several = last.results[:1], False
 
     def __call__(self, frame: Frame) -> None:
         """Run the operator."""
@@ -240,6 +247,15 @@ class Running(Line):
         for tensor, value in zip(self.outputs, result, strict=True):
             if tensor >= 0 and table[tensor] is None:
                 table[tensor] = value
+
+
+class _Done(Running):
+    """An operator that ran as part of the short run before it."""
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Nothing is left to do."""
 
 
 def prepared(
@@ -281,19 +297,34 @@ def prepared(
             for tensor in travelling:
                 coming.pop(storages[tensor] if storages else tensor, None)
             return _Dropping(line.tensors, travelling, leaves)
-        read = {storages[t] for t in joint.graph.ops[line.op].inputs} if coming else set()
-        awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
         first = line.op not in seen
         seen.add(line.op)
+        joined = _joined(joint, program.instructions, position) if line.short else ()
+        inputs = [t for op in (line.op, *joined) for t in joint.graph.ops[op].inputs]
+        read = {storages[t] for t in inputs} if coming else set()
+        awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
+        if line.short and joint.graph.ops[line.op].kind in JOINED:
+            return _Done(joint, Run(line.op), None, first, ())
         if isinstance(line, Loop):
             assert loops is not None
             turning = loops(joint.calls[line.op].target, line, program.bodies)
             return Running(joint, line, None, first, awaited, turning)
-        return Running(joint, line, place.get(line.op), first, awaited)
+        return Running(joint, line, place.get(line.op), first, awaited, joined=joined)
 
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
     cut = len(program.forward)
     return lines[:cut], lines[cut:]
+
+
+def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:
+    """Operators whose runs are part of the short run at this position."""
+    found: list[int] = []
+    for line in lines[position + 1 :]:
+        if isinstance(line, Run) and line.short and joint.graph.ops[line.op].kind in JOINED:
+            found.append(line.op)
+        elif not isinstance(line, Drop):
+            break
+    return tuple(found)
 
 
 def run_lines(lines: Iterable[Line], frame: Frame, marker: Marker | None = None) -> None:

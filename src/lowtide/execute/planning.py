@@ -36,6 +36,7 @@ from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program
 from lowtide.plan.search import Progress
+from lowtide.plan.short import short_seconds
 from lowtide.plan.simulate import simulate
 from lowtide.suggest import did_you_mean
 
@@ -181,7 +182,7 @@ def costs_of(
         tuple(_seconds(cost) for cost in found),
         tuple(_workspace(cost) for cost in found),
         origin,
-        short={k: float(cost.short_seconds.value) for k, cost in enumerate(found) if cost.short_seconds},
+        short=short_seconds(graph, found),
     )
 
 

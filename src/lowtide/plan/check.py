@@ -212,8 +212,9 @@ class _State:
         if op.phase is not Phase.FORWARD and self.place < len(self.program.forward):
             self._wrong(f"runs {op.label!r} of backward in the forward part")
         self._read(line.op, op, again)
-        if line.short and (wrong := wrong_short(self.graph, line, again, self.held.keys() - self.spoilt)):
-            self._wrong(wrong)
+        if line.short:
+            there, earlier = self.held.keys() - self.spoilt, self.program.instructions[: self.place]
+            self._wrong(wrong_short(graph, line, earlier, again, there))
         if again and (set(op.inputs) & set(op.outputs) or not op.outputs):
             self._wrong(f"runs {op.label!r} again, which changes its input")
         if again and op.attributes.get("once"):
@@ -244,9 +245,7 @@ class _State:
 
     def _turned(self, line: Loop, op: Op) -> int:
         """The most that a tile takes. Boxes must cover the axes once, and every body must be able to run."""
-        wrong = wrong_tiles(line.tiles, op.attributes.get("axes", ()), len(self.program.bodies))
-        if wrong is not None:
-            self._wrong(wrong)
+        self._wrong(wrong_tiles(line.tiles, op.attributes.get("axes", ()), len(self.program.bodies)))
         most = 0
         for k in {tile.body for tile in line.tiles}:
             body = self.program.bodies[k]
@@ -384,8 +383,9 @@ class _State:
                 label = self.graph.tensors[tensor].label
                 raise PlanError(f"the program ends without {label!r}")
 
-    def _wrong(self, what: str) -> None:
-        raise PlanError(f"instruction {self.place}: {what}")
+    def _wrong(self, what: str | None) -> None:
+        if what is not None:
+            raise PlanError(f"instruction {self.place}: {what}")
 
 
 def _versions(graph: Graph, root: Sequence[int]) -> dict[tuple[int, int], int]:

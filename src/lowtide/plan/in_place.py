@@ -57,7 +57,7 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
         following = lines[position + 1] if position + 1 < len(lines) else None
         dropped = following.tensors if isinstance(following, Drop) else ()
         crosses = position + 1 == len(program.forward)
-        chosen = Run(line.op, short=line.short)
+        chosen = Run(line.op, short=line.short and "short" in op.attributes)
         if line.op in able and op.inputs and not crosses:
             source = op.inputs[0]
             alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1

@@ -12,6 +12,7 @@ from lowtide.plan.plain import kept_throughout, storages_kept
 from lowtide.plan.problem import Problem, is_view
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 from lowtide.plan.schedule import Event, evaluate, order
+from lowtide.plan.short import with_joined
 
 __all__ = ["lower"]
 
@@ -31,7 +32,9 @@ def lower(problem: Problem, events: Iterable[Event]) -> Program:
     useful = evaluate(problem, events).events
     lines, forward = _Views(problem).lines(order(problem, useful))
     program = _with_drops(problem, lines, forward)
-    return with_in_place(problem.graph, program, problem.able) if problem.able else program
+    if problem.able:
+        program = with_in_place(problem.graph, program, problem.able)
+    return with_joined(problem.graph, program, problem.short) if problem.short else program
 
 
 class _Views:
@@ -74,7 +77,7 @@ class _Views:
                 continue
             for t in graph.ops[k].reads:
                 self._ensure(t)
-            short = instant != op and k in problem.short
+            short = instant != op and k in problem.short and bool(saved_for(graph.ops[k]))
             self.found.append(Run(k, short=short))
             for t in graph.ops[k].outputs[:1] if short else graph.ops[k].outputs:
                 if t not in graph.ops[k].inputs:

@@ -23,6 +23,7 @@ from lowtide.plan.program import Program, Run, Send
 from lowtide.plan.reorder import early_order
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
+from lowtide.plan.short import with_joined
 from lowtide.plan.simulate import simulate
 from lowtide.plan.smallest import smallest_budget
 from lowtide.units import format_bytes
@@ -161,6 +162,7 @@ def _with_leaves_away(
     graph = problem.graph
     budget, workspace = asked.budget - asked.beside, costs.workspace_bytes
     program = with_in_place(graph, found.program, asked.able)
+    program = with_joined(graph, program, costs.short) if costs.short else program
     if leaves:
         program = with_absences(
             graph,

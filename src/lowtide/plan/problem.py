@@ -173,7 +173,7 @@ class _Builder:
         self.position = {k: v for v, k in enumerate(self.ops)}
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
-        self.short = {k: t for k, t in short.items() if graph.ops[k].attributes.get("short")}
+        self.short = dict(short)
         self.scale = _scale([*times, *self.short.values()])
         self.time = [round(t * self.scale) for t in times]
         pairs = zip(self.ops, times, strict=True)
