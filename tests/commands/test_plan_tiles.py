@@ -93,3 +93,27 @@ def test_what_tiles_do_not_go_with_is_said(network, more, told):
     result = invoke("plan", f"{network}:step", "--device", "cpu", *more)
     assert result.exit_code != 0
     assert told in result.output + str(result.exception)
+
+
+def test_tiles_are_used_where_nothing_else_fits(network):
+    """Nothing but the budget is given: recomputation where it is enough, tiles below that."""
+    plans = {}
+    for budget in ("75%", "40%"):
+        asked = [
+            "plan",
+            f"{network}:step",
+            "--budget",
+            budget,
+            "--cost",
+            "estimated",
+            "--device",
+            "cpu",
+            "--json",
+        ]
+        result = CliRunner().invoke(cli, asked, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        plans[budget] = json.loads(result.stdout)
+    assert plans["75%"]["only"] == ["recompute"]
+    assert plans["75%"]["decisions"]["tiles"] == 0
+    assert plans["40%"]["only"] == ["recompute", "tile"]
+    assert plans["40%"]["decisions"]["tiles"] > 1

@@ -15,7 +15,7 @@ from lowtide.commands.common import Choice, json_option, offload_option, print_j
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
 from lowtide.documents import write_document
-from lowtide.errors import PlanError
+from lowtide.errors import InfeasibleError, PlanError
 from lowtide.files import check_outputs
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph
@@ -34,6 +34,7 @@ __all__ = ["plan"]
 
 
 _SMALLEST_SECONDS = 2.0
+_ORIGINS = ("measured", "estimated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class _Source:
 @click.option("--sweep", "sweeping", is_flag=True, help="The whole trade-off between memory and time.")
 @click.option(
     "--only",
-    default="recompute",
+    default=None,
     metavar="MEANS",
-    help="recompute, offload, tile, or several with commas [recompute].",
+    help="recompute, offload, tile, or several with commas [auto; of a file and for a sweep: recompute].",
 )
 @offload_option
 @click.option(
@@ -81,7 +82,7 @@ def plan(
     target: str,
     budget: str | None,
     sweeping: bool,
-    only: str,
+    only: str | None,
     offload: str,
     cost: str | None,
     device: str | None,
@@ -101,12 +102,18 @@ def plan(
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
     check_outputs(output)
     leaving = parse_offload(offload)
-    means = tuple(dict.fromkeys([*only.split(","), *(["offload"] if leaving else [])]))
-    if "tile" in means:
-        _refuse_tiles(target, sweeping, cost)
+    chosen = only in (None, "auto")
+    asked = _usual(target, sweeping, device) if chosen else str(only).split(",")
+    means = tuple(dict.fromkeys([*asked, *(["offload"] if leaving else [])]))
+
+    def in_tiles(means: tuple[str, ...]) -> None:
         with _until_interrupted():
             tiled = _in_tiles(target, budget, means, leaving, cost, device, time_limit, seed, fresh, as_json)
         _show(*tiled, output, explain, as_json)
+
+    if "tile" in means:
+        _refuse_tiles(target, sweeping, cost)
+        in_tiles(means)
         return
     source = _source(target, cost, device, means, leaving, fresh)
     options: dict[str, Any] = {"only": means, "offload": leaving, "time_limit": time_limit, "seed": seed}
@@ -125,20 +132,35 @@ def plan(
             _say("Interrupted: these are the budgets that were planned so far", False)
         _show_sweep(found, source.name, output, as_json)
         return
-    with _until_interrupted():
-        made = make_plan(
-            source.graph,
-            source.costs,
-            parse_budget(budget or ""),
-            able=source.able,
-            link=source.link,
-            beside_bytes=source.beside,
-            free_bytes=source.free,
-            progress=None if as_json else _progress,
-            look_for_smallest=_SMALLEST_SECONDS,
-            **options,
-        )
-    _show(source.name, made, output, explain, as_json)
+    try:
+        with _until_interrupted():
+            made = make_plan(
+                source.graph,
+                source.costs,
+                parse_budget(budget or ""),
+                able=source.able,
+                link=source.link,
+                beside_bytes=source.beside,
+                free_bytes=source.free,
+                progress=None if as_json else _progress,
+                look_for_smallest=_SMALLEST_SECONDS,
+                **options,
+            )
+    except InfeasibleError:
+        if not chosen or _is_file(target) or cost not in (None, *_ORIGINS):
+            raise
+        in_tiles((*means, "tile"))
+    else:
+        _show(source.name, made, output, explain, as_json)
+
+
+def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
+    """Means where none are asked for: what leaves all bits as they are, as far as it helps there."""
+    if sweeping or _is_file(target):
+        return ["recompute"]
+    with needs_torch("planning a PyTorch step"):
+        from lowtide.cost.probe import best_device
+    return ["recompute", "offload"] if (device or best_device()) == "cuda" else ["recompute"]
 
 
 def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:
@@ -172,7 +194,7 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
         raise click.UsageError("--sweep knows no tiles; give a --budget, or --only recompute,offload")
     if _is_file(target):
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
-    if cost not in (None, "measured", "estimated"):
+    if cost not in (None, *_ORIGINS):
         raise PlanError(f"--cost {cost}: tiles are new operators, whose costs are measured or estimated")
 
 

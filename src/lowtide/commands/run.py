@@ -35,9 +35,9 @@ __all__ = ["run"]
 @click.option("--budget", metavar="BYTES", help="Plan for it first: 8GiB, 40% of the plain peak, or auto.")
 @click.option(
     "--only",
-    default="recompute",
+    default="auto",
     metavar="MEANS",
-    help="For a budget: recompute, offload, tile, or several: a,b.",
+    help="For a budget: recompute, offload, tile, or several: a,b [auto: what fits best].",
 )
 @offload_option
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")

@@ -72,7 +72,7 @@ def fit(
     /,
     *example: Any,
     budget: str | int = "auto",
-    only: str | tuple[str, ...] = ("recompute",),
+    only: str | tuple[str, ...] = "auto",
     cost: str = "measured",
     time_limit: float = 10.0,
     seed: int = 0,
@@ -87,6 +87,9 @@ def fit(
     The step is captured, its operators are measured (or estimated), and the fastest Program inside the budget
     is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
     buffers and random state are what they were. An InfeasibleError names the smallest budget that works.
+
+    ``only`` says what a plan may do: ``recompute``, ``offload`` and ``tile``, with commas. By default it
+    recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits.
 
     ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
     with a comma. The state of the ``optimizer`` counts as part of the step.

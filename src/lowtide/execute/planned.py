@@ -79,7 +79,9 @@ class Planned:
     def _make(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         made: list[Interpreter] = []
         bring_back()
-        self._state = state_of(self._settings.optimizer, Room(arguments).device)
+        device = Room(arguments).device
+        self._settings = self._settings.on(device.type)
+        self._state = state_of(self._settings.optimizer, device)
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
@@ -147,7 +149,7 @@ class Planned:
                 raise
             refused, budget = error, error.budget
             plain = Side(error.plain_peak, error.plain_seconds)
-        if whole is not None and "tile" not in settings.only:
+        if whole is not None and ("tile" not in settings.only or settings.auto):
             return whole
         if whole is not None and whole.overhead <= _NO_TILES:
             return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")

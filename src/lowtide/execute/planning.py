@@ -40,11 +40,22 @@ from lowtide.plan.short import short_seconds
 from lowtide.plan.simulate import simulate
 from lowtide.suggest import did_you_mean
 
-__all__ = ["MEANS", "Kept", "Settings", "costs_of", "device_of", "link_of", "measurable", "plan_joint"]
+__all__ = [
+    "AUTO",
+    "MEANS",
+    "Kept",
+    "Settings",
+    "costs_of",
+    "device_of",
+    "link_of",
+    "measurable",
+    "plan_joint",
+]
 
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
 MEANS = ("recompute", "offload", "tile")
+AUTO = "auto"
 ORIGINS = ("measured", "estimated")
 
 
@@ -64,17 +75,21 @@ class Settings:
     optimizer: Any = None
     crossing: bool = False
     """Whether leaves may be away between forward and backward."""
+    auto: bool = False
+    """Whether means are chosen here: what leaves all bits as they are, and tiles where nothing else fits."""
 
     @classmethod
     def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
         """Settings from what users write; a PlanError names what is wrong."""
-        only = options.pop("only", ("recompute",))
+        only = options.pop("only", AUTO)
+        options["auto"] = only == AUTO
+        only = "recompute" if only == AUTO else only
         listed = only.split(",") if isinstance(only, str) else only
         chosen = tuple(listed) if isinstance(listed, list | tuple | set | frozenset) else (listed,)
         for means in chosen:
             if means not in MEANS:
                 near = did_you_mean(str(means), MEANS)
-                raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}.{near}")
+                raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}, or auto.{near}")
         if set(chosen) == {"tile"}:
             raise PlanError("only='tile': tiles are planned beside another means, as in recompute,tile")
         options["offload"] = parse_offload(options.get("offload", ()))
@@ -91,6 +106,13 @@ class Settings:
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= 2**48:
             raise PlanError(f"seed={seed!r}: a seed is a whole number from 0 to {2**48}")
         return cls(parse_budget(budget), chosen, **options)
+
+    def on(self, device: str) -> Settings:
+        """The same with means chosen for a kind of device, where that is left to us."""
+        if not self.auto:
+            return self
+        means = ("recompute", "offload", "tile") if device == "cuda" else ("recompute", "tile")
+        return replace(self, only=tuple(dict.fromkeys([*self.only, *means])))
 
 
 def plan_joint(
