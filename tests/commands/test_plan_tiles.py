@@ -23,6 +23,11 @@ def step():
 def decayed():
     model, batch, loss = step()
     return model, batch, lambda model, x, y: loss(model, x, y) + model[0].weight.pow(2).sum()
+
+
+def centred():
+    model, batch, loss = step()
+    return model, batch, lambda model, x, y: loss(model, x - model[0](x).std(), y) + model[2].weight.std()
 """
 TILES = ("--only", "recompute,tile", "--device", "cpu")
 
@@ -75,10 +80,17 @@ def test_a_step_runs_in_tiles_and_again_from_the_program_but_not_for_another(net
 
 
 def test_a_plan_says_what_prevents_tiles(network):
-    asked = (f"{network}:decayed", "--budget", "75%", *TILES, "--cost", "estimated", "--time-limit", "1")
+    asked = (f"{network}:centred", "--budget", "75%", *TILES, "--cost", "estimated", "--time-limit", "1")
     result = invoke("plan", *asked, "--explain")
     assert result.exit_code == 0, result.output
     assert "the loss is no sum over parts behind aten.add" in result.output
+
+
+def test_a_loss_that_is_no_sum_stays_whole_behind_tiles(network):
+    asked = (f"{network}:decayed", "--budget", "62%", *TILES, "--cost", "estimated", "--time-limit", "0.5")
+    result = invoke("plan", *asked, "--explain")
+    assert result.exit_code == 0, result.output
+    assert f"from the inputs to _log_softmax at {network}:9, forward again, then backward" in result.output
 
 
 @pytest.mark.parametrize(

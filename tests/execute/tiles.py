@@ -13,39 +13,42 @@ from lowtide.plan.plain import store_all
 from lowtide.plan.program import Body, Loop, Program, Run, Tile
 
 
-def program_of(joint, parts, cut=(), channels_last=False):
+def program_of(joint, parts, cut=(), end="", channels_last=False):
     """The plain Program of the step in so many parts of each axis, and the step that it runs."""
-    boxes = Tiling(joint, cut).boxes(parts)
-    whole = looped(joint, boxes, cut, channels_last=channels_last)
-    at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
-    region = whole.calls[at].target
-    number = {id(body): k for k, body in enumerate(region.bodies)}
-    tiles = tuple(Tile(number[id(tile.joint)], tile.over) for tile in region.tiles)
+    boxes = Tiling(joint, cut, end).boxes(parts)
+    whole = looped(joint, boxes, cut, end, channels_last=channels_last)
+    loops, bodies = {}, []
+    for at, (op, call) in enumerate(zip(whole.graph.ops, whole.calls, strict=True)):
+        if op.kind == LOOP:
+            region = call.target
+            number = {id(body): len(bodies) + k for k, body in enumerate(region.bodies)}
+            tiles = tuple(Tile(number[id(tile.joint)], tile.over) for tile in region.tiles)
+            loops[at] = Loop(at, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
+            bodies += [Body(body.graph, store_all(body.graph)) for body in region.bodies]
+
+    def turned(line):
+        return loops.get(line.op, line) if isinstance(line, Run) else line
+
     plain = store_all(whole.graph)
-    forward = tuple(
-        Loop(at, tiles=tiles, cut=tuple(cut), channels_last=channels_last)
-        if isinstance(line, Run) and line.op == at
-        else line
-        for line in plain.forward
-    )
-    bodies = tuple(Body(body.graph, store_all(body.graph)) for body in region.bodies)
-    return Program(forward, plain.backward, bodies), whole
+    return Program(
+        tuple(map(turned, plain.forward)), tuple(map(turned, plain.backward)), tuple(bodies)
+    ), whole
 
 
-def in_tiles(function, parts, cut=lambda _: (), seen=None, channels_last=False):
-    """The function, run in tiles; ``cut`` chooses from the captured step where the loop begins."""
+def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", channels_last=False):
+    """The function, run in tiles; ``cut`` and ``end`` choose from the captured step where the loop is."""
 
     def compiled(module, inputs):
         cuts = []
 
         def planned(joint):
-            program, whole = program_of(joint, parts, cut(joint), channels_last)
+            program, whole = program_of(joint, parts, cut(joint), end(joint), channels_last)
             cuts.append(whole)
             if seen is not None:
                 seen.append(program)
             return program
 
-        def once(joint, boxes, cut, channels_last=False):
+        def once(joint, boxes, cut, end, channels_last):
             """The step as it was cut for the Program: cutting it again would take as long."""
             return cuts[-1]
 
@@ -53,6 +56,12 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None, channels_last=False):
             return _compiled(module, leaves_of(module), inputs, planned, None)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
+
+
+def outcome(joint):
+    """The one result of a step whose loss is outside."""
+    (result,) = joint.outputs
+    return joint.graph.tensors[result].id
 
 
 def gradients(function, model, batch, scale=1.0, seed=0):

@@ -20,7 +20,7 @@ from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
 from lowtide.graph import Role
 
-__all__ = ["Example", "accumulating", "differentiated"]
+__all__ = ["Example", "accumulating", "differentiated", "evaluated"]
 
 
 class Example(NamedTuple):
@@ -37,7 +37,12 @@ def _accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
     into.add_(part)
 
 
+def _dense(part: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(part.shape, stride, dtype=part.dtype, device=part.device).copy_(part)
+
+
 define("accumulate(Tensor into, Tensor part) -> ()", _accumulate)
+define("dense(Tensor part, int[] stride) -> Tensor", _dense)
 
 
 class _Found(Exception):  # noqa: N818  it ends the tracing
@@ -57,25 +62,56 @@ def differentiated(
     *,
     root: nn.Module | None = None,
     mode: FakeTensorMode | None = None,
+    again: bool = False,
 ) -> Joint:
     """Forward and backward of the graph as one step; ``root`` has the modules that it calls.
 
-    A CaptureError says that there is no backward.
+    With ``again`` forward runs for backward alone and gives no results. A CaptureError says that there is no
+    backward.
     """
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         more = change(joint, num_fwd_outputs) if change is not None else []
-        raise _Found(read_joint(as_eager(joint), num_fwd_outputs, [*leaves, *more]))
+        count = _for_backward_alone(joint, num_fwd_outputs) if again else num_fwd_outputs
+        raise _Found(read_joint(as_eager(joint), count, [*leaves, *more], again=again))
 
     def forward(*_: Any) -> Any:
         raise CaptureError("a part of the loss depends on nothing that has a gradient")
 
+    return _traced(graph, examples, root, mode, forward, partition)
+
+
+def evaluated(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf]) -> Joint:
+    """The graph alone as a step."""
+
+    def forward(module: fx.GraphModule, _: Any) -> Any:
+        results: Any = module.graph.output_node().args[0]
+        raise _Found(read_joint(as_eager(module), len(results), leaves))
+
+    plain = [one._replace(differentiable=False) for one in examples]
+    return _traced(graph, plain, None, None, forward, forward)
+
+
+def _traced(
+    graph: fx.Graph,
+    examples: Sequence[Example],
+    root: nn.Module | None,
+    mode: FakeTensorMode | None,
+    forward: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> Joint:
+    """What AOTAutograd shows to one of the two, which raises it."""
     mode = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     with tracing(TracingContext(mode)), traced(), eager_kernels(), torch.enable_grad():
         with mode:
             inputs = [_made(one) for one in examples]
         module = fx.GraphModule(root or nn.Module(), graph)
-        compiler = aot_autograd(fw_compiler=forward, inference_compiler=forward, partition_fn=partition)
+        compiler = aot_autograd(
+            fw_compiler=forward,
+            inference_compiler=forward,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )
         try:
             compiler(module, inputs)
         except _Found as found:
@@ -117,3 +153,27 @@ def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int]) -> Change:
         return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
 
     return change
+
+
+def _for_backward_alone(joint: fx.GraphModule, num_outputs: int) -> int:
+    """Take away the results of forward, and what only they need; so many are left.
+
+    Gradients that come in are parts of others, with gaps between their rows: backward was traced without.
+    """
+    graph = joint.graph
+    output = graph.output_node()
+    output.args = (tuple(output.args[0])[num_outputs:],)  # type: ignore[arg-type]
+    output.meta.pop("desc", None)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and node.meta.get("val") is not None:
+            graph.erase_node(node)
+    tangents = [n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents") and n.users]
+    for node in tangents:
+        value = node.meta["val"]
+        with graph.inserting_before(next(n for n in graph.nodes if n in node.users)):
+            made = graph.call_function(torch.ops.lowtide.dense.default, (node, list(value.stride())))
+        with value.fake_mode:
+            made.meta = {"val": _dense(value, value.stride()), "partitioner_tag": "is_backward"}
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+    joint.recompile()
+    return 0

@@ -50,9 +50,18 @@ class Joint:
 
 
 def read_joint(
-    module: fx.GraphModule, num_outputs: int, leaves: Sequence[Leaf], marks: str | None = None
+    module: fx.GraphModule,
+    num_outputs: int,
+    leaves: Sequence[Leaf],
+    marks: str | None = None,
+    *,
+    again: bool = False,
 ) -> Joint:
-    """The Graph of a joint module whose first ``num_outputs`` results are those of forward."""
+    """The Graph of a joint module whose first ``num_outputs`` results are those of forward.
+
+    With ``again`` forward runs for backward alone, when the gradients of its results are there: it is what
+    was traced as forward, and these gradients are inputs like others.
+    """
     nodes = list(module.graph.nodes)
     for node in nodes:
         if node.op == "call_function":
@@ -66,13 +75,15 @@ def read_joint(
     effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
     writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
     forward = _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
+    if again:
+        forward = {node for node in nodes if _traced_in_forward(node) and node not in after_loss}
     builder = Builder()
     for position, node in enumerate(primals):
         place = getattr(node.meta.get("desc"), "idx", position)
         leaf = leaves[place] if place < len(leaves) else Leaf(node.name, Role.INPUT)
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
-        builder.add_leaf(node, node.name, Role.GRADIENT)
+        builder.add_leaf(node, node.name, Role.INPUT if again else Role.GRADIENT)
     for node in nodes:
         if node.op == "get_attr":
             builder.add_constant(node, getattr(module, str(node.target), None))

@@ -1,8 +1,9 @@
 """A step in tiles: the part of the loss that a box of its summed axes adds, differentiated by itself.
 
-    loss = sum over boxes of what each box adds        axes: batch, rows or tokens, height, width
+    loss   = sum over boxes of what each box adds        axes: batch, rows or tokens, height, width
+    result = its boxes side by side                      axes: its own; where the loss is outside, or later
 
-What a box needs of every tensor follows from the access relation, back from the loss to the inputs: halos
+What a box needs of every tensor follows from the access relation, back from there to the inputs: halos
 where windows overlap, whole parameters. Its forward operators are written anew for these parts, and
 AOTAutograd gives their backward, so that gradients of tiles that overlap add up to those of the whole step.
 """
@@ -17,11 +18,11 @@ import torch
 from torch import fx
 
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Example, accumulating, differentiated
+from lowtide.capture.differentiate import Example, accumulating, differentiated, evaluated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.local import Part, cropped, emit, loss_total, supported
 from lowtide.errors import CaptureError
-from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.graph.tiles import reads_of
 
@@ -34,7 +35,7 @@ MASKED = "aten.native_dropout"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One box of the loss's summed axes, as a step of its own that adds to gradients."""
+    """One box of the axes that are cut, as a step of its own that adds to gradients."""
 
     over: Rect
     given: tuple[tuple[int, Rect], ...]
@@ -44,36 +45,61 @@ class Tile:
     wanted: tuple[int, ...]
     """Positions in ``given`` of what has a gradient: so many parts of gradients go in last."""
     joint: Joint
-    """The tile's own step: its result is what it adds to the loss."""
+    """The tile's own step: its result is what it adds to the loss, or its box of the result."""
 
 
 class Tiling:
-    """How a captured step can be cut; a CaptureError says what stands against it."""
+    """How a captured step can be cut; a CaptureError says what stands against it.
 
-    def __init__(self, joint: Joint, cut: Sequence[str] = (), *, channels_last: bool = False) -> None:
+    Its region goes from the ``cut`` tensors, or the inputs, to the ``end``, or the loss.
+    """
+
+    def __init__(
+        self, joint: Joint, cut: Sequence[str] = (), end: str = "", *, channels_last: bool = False
+    ) -> None:
         self.joint, self.graph, self.channels_last = joint, joint.graph, channels_last
+        self.begins, self.ends = tuple(cut), end
         pairs = zip(joint.graph.ops, joint.calls, strict=True)
         self.forward = [(op, call) for op, call in pairs if op.phase is Phase.FORWARD]
-        self.loss = self._loss()
+        self._refuse_marks()
         number = {tensor.id: t for t, tensor in enumerate(joint.graph.tensors)}
+        self.end = self._end(number.get(end, -1)) if end else None
+        """The tensor that tiles make side by side; None where they add up to the loss."""
+        self.result = self._loss() if self.end is None else self.end
+        """What the region ends at: the loss, or this tensor."""
         self.cut = frozenset(number[name] for name in cut)
         """Tensors at which the region begins; all that they are made from is outside."""
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""
-        self.adds = self._adds()
-        """The operator that sums up what the tiles add."""
-        self.axes: tuple[int, ...] = self.relations[self.adds.outputs[0]].sums
+        self.adds = self._adds() if self.end is None else None
+        """The operator that sums up what the tiles add, where they do."""
+        self.axes: tuple[int, ...] = (
+            self.graph.tensors[self.result].shape or ()
+            if self.adds is None
+            else self.relations[self.adds.outputs[0]].sums
+        )
         """Lengths of the axes that can be cut."""
         self.leaves = frozenset(
             t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
         )
         self.differentiable = self.leaves | self.cut
 
+    def _refuse_marks(self) -> None:
+        marks = self.joint.marks
+        if marks is not None:
+            raise CaptureError(f"the step says more about gradients than its operators do: {marks}")
+
+    def _end(self, tensor: int) -> int:
+        if not any(tensor in op.outputs for op, _ in self.forward):
+            raise CaptureError("a region ends at a tensor that forward makes, and here is none of that name")
+        one, value = self.graph.tensors[tensor], self.joint.values[tensor]
+        if not value.is_floating_point() or not one.shape or 0 in one.shape:
+            raise CaptureError(f"{one.label!r}, {one.dtype} of shape {one.shape}, cannot be the end of tiles")
+        return tensor
+
     def _loss(self) -> int:
         joint, graph = self.joint, self.joint.graph
-        if joint.marks is not None:
-            raise CaptureError(f"the step says more about gradients than its operators do: {joint.marks}")
         if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
             raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
         tensor = graph.tensors[joint.outputs[0]]
@@ -89,7 +115,7 @@ class Tiling:
     def _adds(self) -> Op:
         """From the loss back over what is linear in it, to the sum itself."""
         maker = {t: op for op, _ in self.forward for t in op.outputs}
-        tensor = self.loss
+        tensor = self.result
         while (op := maker.get(tensor)) is not None:
             if self.relations[tensor].sums:
                 return op
@@ -108,8 +134,8 @@ class Tiling:
     def needed(self, over: Rect) -> tuple[dict[int, Rect], set[int]]:
         """The part of every tensor that a box needs; and those among them that are made as a whole before."""
         graph = self.graph
-        box = Rect.of_shape(graph.tensors[self.loss].shape or ())
-        needed, before = {self.loss: box}, set[int]()
+        box = Rect.of_shape(graph.tensors[self.result].shape or ()) if self.end is None else over
+        needed, before = {self.result: box}, set[int]()
         for op, _ in reversed(self.steps):
             for output, t in enumerate(op.outputs):
                 if t not in needed or t in before:
@@ -151,7 +177,18 @@ class Tiling:
         known: dict[Hashable, Joint] = {}
         return [self._tile(box, known) for box in boxes]
 
-    def _tile(self, over: Rect, known: dict[Hashable, Joint]) -> Tile:
+    def halves(self, boxes: Sequence[Rect]) -> tuple[list[Tile], list[Tile]]:
+        """Each box as two steps: one that gives its part of the result, and one for later.
+
+        That one runs forward again, then backward for the gradient of this part, and adds to gradients.
+        """
+        known: dict[Hashable, Joint] = {}
+        return (
+            [self._tile(box, known, half="forward") for box in boxes],
+            [self._tile(box, known, half="backward") for box in boxes],
+        )
+
+    def _tile(self, over: Rect, known: dict[Hashable, Joint], half: str = "") -> Tile:
         needed, before = self.needed(over)
         made = {t for op, _ in self.steps for t in op.outputs} - before
         for op, _ in self.forward:
@@ -169,16 +206,21 @@ class Tiling:
                 if t in needed and t in made:
                     node = self._written(target, op, call, output, parts, needed, over, total)
                     parts[t] = Part(node, needed[t])
-        target.output((parts[self.loss].node,))
+        target.output((parts[self.result].node,))
         wanted = tuple(k for k, t in enumerate(given) if t in self.differentiable)
         examples = [self._example(t, needed[t]) for t in given]
         leaves = [Leaf(self.graph.tensors[t].label, _role(self.graph, t)) for t in given]
         if total is not None:
-            examples.append(Example((), (), self.joint.values[self.loss].dtype, self.device, False))
+            examples.append(Example((), (), self.joint.values[self.result].dtype, self.device, False))
             leaves.append(Leaf("total", Role.INPUT))
-        key = str(target), tuple(examples)
-        if key not in known:
-            known[key] = differentiated(target, examples, leaves, accumulating(leaves, wanted))
+        key = half, str(target), tuple(examples)
+        if half == "forward":
+            wanted = ()
+        if key not in known and half == "forward":
+            known[key] = evaluated(target, examples, leaves)
+        elif key not in known:
+            change = accumulating(leaves, wanted)
+            known[key] = differentiated(target, examples, leaves, change, again=bool(half))
         return Tile(over, tuple((t, needed[t]) for t in given), total is not None, wanted, known[key])
 
     def _written(
@@ -214,21 +256,28 @@ class Tiling:
         )
 
     @cached_property
+    def source(self) -> Source | None:
+        """The user's line at which the region ends."""
+        if self.adds is not None:
+            return self.adds.source
+        return self.graph.tensors[self.result].source
+
+    @cached_property
     def device(self) -> torch.device:
         """Where the loss is."""
-        return self.joint.values[self.loss].device
+        return self.joint.values[self.result].device
 
     @cached_property
     def totals(self) -> bool:
         """Whether the loss is divided by the weight of all targets."""
-        if not self.adds.kind.startswith("aten.nll_loss"):
+        if self.adds is None or not self.adds.kind.startswith("aten.nll_loss"):
             return False
         return self.relations[self.adds.outputs[0]].scaled
 
     @cached_property
     def total(self) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
         """What gives the weight of all targets, and the tensors of the step that it takes."""
-        if not self.totals:
+        if self.adds is None or not self.totals:
             return None
         target = fx.Graph()
         call = next(call for op, call in self.steps if op is self.adds)

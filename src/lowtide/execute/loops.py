@@ -1,15 +1,22 @@
-"""Runs a loop: tile after tile, each by the Program of its body, adding to the loss and to the gradients."""
+"""Runs a loop: tile after tile, each by the Program of its body.
+
+Tiles add to the loss and to the gradients; or each makes its box of a result, and in a second loop, once the
+gradient of that is there, adds to the gradients.
+"""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.loop import Region
+from lowtide.capture.outside import Half
+from lowtide.capture.tile import Tile
 from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
 from lowtide.execute.lines import Frame, prepared, run_lines
@@ -29,7 +36,10 @@ class _Turn:
         sends = any(isinstance(line, Send) for line in program.instructions)
         self.transfers = transfers(joint.values[0].device) if sends else None
 
-    def __call__(self, arguments: Sequence[Any], tangent: torch.Tensor, marker: Marker | None = None) -> Any:
+    def __call__(
+        self, arguments: Sequence[Any], tangent: torch.Tensor | None = None, marker: Marker | None = None
+    ) -> Any:
+        """What the tile gives, if anything."""
         joint = self.joint
         frame = Frame(len(joint.graph.tensors), [], self.transfers)
         try:
@@ -39,11 +49,10 @@ class _Turn:
             for place, argument in zip(joint.inputs, arguments, strict=True):
                 assert place is not None
                 table[place] = argument
-            table[joint.tangents[0]] = tangent
+            for place in joint.tangents:
+                table[place] = tangent
             run_lines(self.lines, frame, marker)
-            (loss,) = joint.outputs
-            assert loss is not None
-            return table[loss]
+            return next((table[t] for t in joint.outputs if t is not None), None)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             frame.clear()
@@ -53,11 +62,11 @@ class _Turn:
 class Turning:
     """A loop as the function that its operator calls."""
 
-    def __init__(self, region: Region, loop: Loop, bodies: Sequence[Body]) -> None:
+    def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body]) -> None:
         if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
             raise PlanError("the loop has other tiles than the step was cut into")
         self.region = region
-        numbers = {id(joint): k for k, joint in enumerate(region.bodies)}
+        numbers = {id(joint): region.first + k for k, joint in enumerate(region.bodies)}
         turns: dict[int, _Turn] = {}
         self.turns: list[_Turn] = []
         for tile, planned in zip(region.tiles, loop.tiles, strict=True):
@@ -71,28 +80,48 @@ class Turning:
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
-        """The loss, the gradient of it that was expected, and the gradients."""
+        """What the operator gives."""
         region = self.region
-        loss: torch.Tensor | None = None
         with torch.no_grad():
-            total = region.total(*(values[k] for k in region.total_of)) if region.total else None
-            made = [zeros(like) for _, like in region.gradients]
-            into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
-            expected = region.came[-1] if region.came else _ones(region.loss)
-            for tile, turn in zip(region.tiles, self.turns, strict=True):
-                arguments = _arguments(region, tile, values, total, into)
-                part = turn(arguments, expected)
-                loss = part if loss is None else loss.add_(part)
+            if isinstance(region, Region):
+                return self._added_up(region, values)
+            return self._result(region, values) if region.gradients is None else self._later(region, values)
+
+    def _added_up(self, region: Region, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The loss, the gradient of it that was expected, and the gradients."""
+        loss: torch.Tensor | None = None
+        total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+        made = [zeros(like) for _, like in region.gradients]
+        into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
+        expected = region.came[-1] if region.came else _ones(region.loss)
+        for tile, turn in zip(region.tiles, self.turns, strict=True):
+            part = turn(_arguments(region, tile, values, total, into), expected)
+            loss = part if loss is None else loss.add_(part)
         assert loss is not None
         return [loss, expected, *made]
 
+    def _result(self, region: Half, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The result of the region, box after box."""
+        result = _empty(region.like[0])
+        for tile, turn in zip(region.tiles, self.turns, strict=True):
+            result[tile.over.slices()].copy_(turn(_arguments(region, tile, values)))
+        return [result]
+
+    def _later(self, region: Half, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Gradients, from what went in and the gradient of the result."""
+        made = [zeros(like) for like in region.like]
+        into = dict(zip(region.gradients or (), made, strict=True))
+        for tile, turn in zip(region.tiles, self.turns, strict=True):
+            turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()])
+        return made
+
 
 def _arguments(
-    region: Region,
-    tile: Any,
+    region: Region | Half,
+    tile: Tile,
     values: Sequence[torch.Tensor],
-    total: torch.Tensor | None,
-    into: dict[int, torch.Tensor],
+    total: torch.Tensor | None = None,
+    into: Mapping[int, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
     """Parts of what goes into a tile, and of the gradients that it adds to."""
     parts = [values[region.places[t]][box.slices()] for t, box in tile.given]
@@ -105,16 +134,22 @@ def _arguments(
 
 
 def run_body(
-    region: Region, number: int, program: Program, values: Sequence[torch.Tensor], marker: Marker
+    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor], marker: Marker
 ) -> None:
     """Run one tile of a body with a marker, as its operators are measured; nothing is kept."""
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
+    turn, total = _Turn(joint, program), None
     with torch.no_grad():
-        total = region.total(*(values[k] for k in region.total_of)) if region.total else None
-        into = {t: zeros(like) for t, like in region.gradients}
-        expected = _ones(region.loss)
-        _Turn(joint, program)(_arguments(region, tile, values, total, into), expected, marker)
+        if isinstance(region, Region):
+            total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+            into = {t: zeros(like) for t, like in region.gradients}
+            turn(_arguments(region, tile, values, total, into), _ones(region.loss), marker)
+        elif region.gradients is None:
+            turn(_arguments(region, tile, values), None, marker)
+        else:
+            into = dict(zip(region.gradients, map(zeros, region.like), strict=True))
+            turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()], marker)
 
 
 def _ones(like: torch.Tensor) -> torch.Tensor:
@@ -123,4 +158,8 @@ def _ones(like: torch.Tensor) -> torch.Tensor:
 
 def zeros(like: torch.Tensor) -> torch.Tensor:
     """Zeros that lie in memory as another tensor does."""
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
+    return _empty(like).zero_()
+
+
+def _empty(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)

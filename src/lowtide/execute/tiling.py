@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import random
 import time
@@ -15,12 +14,14 @@ import torch
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.loop import Region, looped
+from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
+from lowtide.execute.regions import counts, endings, middles, result_grids, result_of
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
 from lowtide.graph import LOOP, RESIDENT_ROLES, Rect
@@ -43,10 +44,6 @@ _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
-_LARGE = 0.5
-"""A tensor of this share of the largest is large."""
-_SMALL = 0.5
-"""One of this share at most is a good place for a loop to begin."""
 _PART = 1 / 8
 """Share of the budget that one part of an ending's largest tensor may take."""
 _ENDINGS = 2
@@ -73,7 +70,7 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     if loop is None:
         return joint
     boxes = [tile.over for tile in loop.tiles]
-    return looped(joint, boxes, loop.cut, channels_last=loop.channels_last)
+    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last)
 
 
 def in_tiles(
@@ -90,14 +87,14 @@ def in_tiles(
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
     search = _Search(joint, arguments, room, settings, budget, plain, state)
-    whole = Tiling(joint)
-    for cut in endings(whole):
-        with search.unless_refused():
-            ending = Tiling(joint, (cut,))
-            search.attempts(ending, rows(ending, budget), (cut,))
-    if search.best is None or search.best.overhead > _GOOD_ENOUGH:
-        with search.unless_refused():
-            search.attempts(whole, grids(whole), ())
+    result = result_of(joint)
+    with search.unless_refused():
+        search.whole_step(Tiling(joint, end=result))
+    for end in middles(joint) if search.unsatisfied() else ():
+        if end != result:
+            with search.unless_refused():
+                middle = Tiling(joint, end=end)
+                search.attempts(middle, result_grids(middle, _working))
     if search.best is None:
         raise search.refused or InfeasibleError(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
@@ -108,12 +105,12 @@ def in_tiles(
 def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
     """Ways to cut: the first axis into more and more parts, then height and width as well."""
     axes = tiling.axes
-    for count in _counts(axes[0]):
+    for count in counts(axes[0]):
         yield (count,) + (1,) * (len(axes) - 1)
     if len(axes) < 3:
         return
     between = (1,) * (len(axes) - 3)
-    for count in _counts(max(axes[-2:])):
+    for count in counts(max(axes[-2:])):
         yield (axes[0], *between, min(count, axes[-2]), min(count, axes[-1]))
 
 
@@ -128,63 +125,22 @@ def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
         yield (count,) + (1,) * (len(axes) - 1)
 
 
-def _counts(length: int) -> Iterator[int]:
-    """Numbers of parts that are nearly equal: powers of two, and what lies half-way."""
-    found = {length} if length <= 64 else set()
-    for power in itertools.count(1):
-        if 2**power > length:
-            break
-        found |= {2**power, min(length, 3 * 2 ** (power - 1))}
-    yield from sorted(k for k in found if k > 1)
-
-
-def endings(tiling: Tiling) -> list[str]:
-    """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
-
-    The last of them: what follows it is the region that a loop makes small.
-    """
-    graph = tiling.graph
-    carries = set(tiling.leaves)
-    last: dict[int, int] = {}
-    for k, (op, _) in enumerate(tiling.forward):
-        for t in op.inputs:
-            last[t] = k
-        if carries.intersection(op.inputs):
-            carries.update(t for t in op.outputs if _floating(graph.tensors[t].dtype))
-    most = max((graph.tensors[t].bytes for op, _ in tiling.forward for t in op.outputs), default=0)
-    there: set[int] = set()
-    found: list[str] = []
-    for k, (op, _) in enumerate(tiling.forward):
-        there = {t for t in there if last.get(t, -1) > k}
-        there.update(t for t in op.outputs if t in carries and last.get(t, -1) > k)
-        behind = [graph.tensors[t].bytes for later, _ in tiling.forward[k + 1 :] for t in later.outputs]
-        if len(there) == 1 and max(behind, default=0) >= _LARGE * most:
-            (t,) = there
-            if graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None:
-                found.append(graph.tensors[t].id)
-    return found[-1:]
-
-
-def _floating(dtype: str | None) -> bool:
-    return dtype is not None and ("float" in dtype or "complex" in dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A step cut into tiles, with the steps of its tiles."""
 
     whole: Joint
-    at: int
-    """Which of its operators is the loop."""
+    loops: list[int]
+    """Which of its operators are loops."""
     steps: list[TileStep]
-    which: list[int]
-    """The step of each tile."""
+    which: list[list[int]]
+    """For each loop the step of each tile."""
     channels_last: bool
 
     @property
     def seconds(self) -> float:
         """What all tiles take where nothing is run again."""
-        return sum(sum(self.steps[k].costs.seconds) for k in self.which)
+        return sum(sum(self.steps[k].costs.seconds) for one in self.which for k in one)
 
 
 @dataclass(slots=True)
@@ -224,15 +180,31 @@ class _Search:
         except CaptureError as error:
             self.refused = self.refused or error
 
-    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], cut: tuple[str, ...]) -> None:
+    def unsatisfied(self) -> bool:
+        """Whether nothing good was found so far."""
+        return self.best is None or self.best.overhead > _GOOD_ENOUGH
+
+    def whole_step(self, whole: Tiling) -> None:
+        """Try the ending of a step that gives a loss, then all of it; or all of one that gives a result."""
+        if whole.ends:
+            self.attempts(whole, result_grids(whole, _working))
+            return
+        for cut in endings(whole):
+            with self.unless_refused():
+                ending = Tiling(self.joint, (cut,))
+                self.attempts(ending, rows(ending, self.budget))
+        if self.unsatisfied():
+            self.attempts(whole, grids(whole))
+
+    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]]) -> None:
         """Plan with more and more tiles, as long as that may help."""
         self.worse = self.vain = 0
         self.least = self.largest = math.inf
         for parts in ways:
-            if self.done() or not self.attempt(tiling, parts, cut):
+            if self.done() or not self.attempt(tiling, parts):
                 break
 
-    def attempt(self, tiling: Tiling, parts: tuple[int, ...], cut: tuple[str, ...]) -> bool:
+    def attempt(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
         boxes = tiling.boxes(parts)
         working, overlap = _geometry(tiling, boxes)
@@ -244,7 +216,7 @@ class _Search:
         if working + beside + resident > self.budget:
             return True
         try:
-            plan, inner = self._planned(boxes, cut, beside)
+            plan, inner = self._planned(tiling, boxes, beside)
         except InfeasibleError as error:
             needed = self.budget + error.smallest_budget - error.budget  # a tile has a budget of its own
             if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
@@ -264,12 +236,13 @@ class _Search:
             self.worse += 1
         return inner > _GOOD
 
-    def _planned(self, boxes: Sequence[Rect], cut: tuple[str, ...], beside: int) -> tuple[Plan, float]:
-        settings = self.settings
-        ways = [self._cut_up(boxes, cut, last) for last in self.layouts()]
+    def _planned(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
+        settings, cut, end = self.settings, tiling.begins, tiling.ends
+        ways = [self._cut_up(tiling, boxes, last) for last in self.layouts()]
         way = min(ways, key=lambda one: one.seconds)
         self.channels_last = way.channels_last
-        whole, at, kind = way.whole, way.at, device_of(way.whole.graph)
+        whole, kind = way.whole, device_of(way.whole.graph)
+        all_of_it = not cut and end == result_of(self.joint)
         began = time.monotonic()
         plan = plan_loop(
             with_state(whole.graph, self.state),
@@ -280,17 +253,19 @@ class _Search:
             self.budget,
             self.plain,
             cut=cut,
+            end=end,
             channels_last=way.channels_last,
+            whole=all_of_it,
             able=able_in_place(whole),
             only=settings.only,
             link=link_of(kind) if "offload" in settings.only else None,
             beside_bytes=beside,
-            time_limit=(0.5 if cut else _SHARE) * settings.time_limit,
+            time_limit=(_SHARE if all_of_it else 0.5) * settings.time_limit,
             seed=settings.seed,
             progress=settings.progress,
         )
         self.spent += time.monotonic() - began
-        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k != at)
+        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
     def layouts(self) -> list[bool]:
@@ -303,19 +278,23 @@ class _Search:
         images = any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops)
         return [False, True] if images else [False]
 
-    def _cut_up(self, boxes: Sequence[Rect], cut: tuple[str, ...], channels_last: bool) -> _Way:
+    def _cut_up(self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool) -> _Way:
         """The step in these tiles, with what their operators take."""
-        whole = looped(self.joint, boxes, cut, channels_last=channels_last)
-        at = next(k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP)
-        region: Region = whole.calls[at].target
-        values = _values(whole, at, self.arguments)
-        bodies, kind = region.bodies, device_of(whole.graph)
-        steps = [self._measured(region, k, body, values, kind) for k, body in enumerate(bodies)]
-        which = [next(k for k, body in enumerate(bodies) if body is tile.joint) for tile in region.tiles]
-        return _Way(whole, at, steps, which, channels_last)
+        whole = looped(self.joint, boxes, tiling.begins, tiling.ends, channels_last=channels_last)
+        kind = device_of(whole.graph)
+        loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
+        steps: list[TileStep] = []
+        which: list[list[int]] = []
+        for at in loops:
+            region: Region | Half = whole.calls[at].target
+            values = _values(whole, at, self.arguments)
+            numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
+            steps += [self._measured(region, k, body, values, kind) for k, body in enumerate(region.bodies)]
+            which.append([numbers[id(tile.joint)] for tile in region.tiles])
+        return _Way(whole, loops, steps, which, channels_last)
 
     def _measured(
-        self, region: Region, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
+        self, region: Region | Half, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
     ) -> TileStep:
         targets = [call.target for call in body.calls]
         program = measurable(body.graph, targets, kind, self.room)
@@ -335,6 +314,10 @@ def _geometry(tiling: Tiling, boxes: Sequence[Rect]) -> tuple[int, float]:
     looked = [_computed(tiling, box) for box in (*some, max(boxes, key=lambda box: box.size))]
     parts = [made for made, _ in looked[:-1]]
     return max(working for _, working in looked), sum(parts) / len(parts) * len(boxes) / max(1, whole)
+
+
+def _working(tiling: Tiling, over: Rect) -> int:
+    return _computed(tiling, over)[1]
 
 
 def _computed(tiling: Tiling, over: Rect) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lowtide.graph import RESIDENT_ROLES, Graph, Role, Tensor
+from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plan import Plan
@@ -56,12 +56,15 @@ def _tiles(plan: Plan) -> Iterator[str]:
         if isinstance(line, Loop):
             op = plan.graph.ops[line.op]
             shapes = " or ".join(dict.fromkeys(_sizes(tile.over.shape) for tile in line.tiles))
-            whole, bodies = _sizes(op.attributes.get("axes", ())), len(plan.program.bodies)
+            whole, bodies = _sizes(op.attributes.get("axes", ())), len({tile.body for tile in line.tiles})
             programs = f"{bodies} programs" if bodies > 1 else "one program"
             yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}"
             begins = ", ".join(line.cut) if line.cut else "the inputs"
             ends = f" at {op.source.file}:{op.source.line}" if op.source else ""
-            yield f"region     from {begins} to the loss{ends}, forward and backward of a tile back to back"
+            how = "forward and backward of a tile back to back"
+            if line.end:
+                how = "forward alone" if op.phase is Phase.FORWARD else "forward again, then backward"
+            yield f"region     from {begins} to {line.end or 'the loss'}{ends}, {how}"
     if plan.no_tiles:
         yield f"tiles      none: {plan.no_tiles}"
 

@@ -36,12 +36,16 @@ class Tile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class Loop(Run, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="loop", gc=False):
     """Run an operator that stands for a region of the step, tile after tile.
 
-    Each tile runs a body of the Program on its parts of the operator's inputs and adds to the outputs.
+    Each tile runs a body of the Program on its parts of the operator's inputs, and adds to the outputs or
+    makes its part of them.
     """
 
     tiles: tuple[Tile, ...] = ()
     cut: tuple[str, ...] = ()
-    """Tensors of the captured step at which the region begins; none: all of the step."""
+    """Tensors of the captured step at which the region begins; none: its inputs."""
+    end: str = ""
+    """The tensor of the captured step at which the region ends; none: the loss. It is two loops then: one
+    that computes the boxes of this tensor, and one in backward that adds to gradients."""
     channels_last: bool = False
     """Whether images lie in memory with the channels of a pixel side by side, inside tiles."""
 

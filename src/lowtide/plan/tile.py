@@ -1,21 +1,22 @@
-"""A plan for a step that runs as a loop over tiles: each body is a step with a budget of its own."""
+"""A plan for a step that runs in loops over tiles: each body is a step with a budget of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from lowtide.graph import LOOP, Graph, Rect
+from lowtide.errors import InfeasibleError
+from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Rect
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
-from lowtide.plan.memory import Memory
+from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Bound, Plan, Side
 from lowtide.plan.portfolio import Progress
@@ -41,13 +42,15 @@ def plan_loop(
     graph: Graph,
     costs: Costs,
     boxes: Sequence[Rect],
-    which: Sequence[int],
+    which: Sequence[Sequence[int]],
     steps: Sequence[TileStep],
     budget: int,
     plain: Side,
     *,
     cut: Sequence[str] = (),
+    end: str = "",
     channels_last: bool = False,
+    whole: bool = True,
     able: Collection[int] = (),
     only: Collection[str],
     link: Link | None = None,
@@ -56,28 +59,29 @@ def plan_loop(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan for a step with a loop: ``steps[which[k]]`` for ``boxes[k]``, inside ``budget`` bytes.
+    """The plan for a step with loops, inside ``budget`` bytes.
 
-    ``costs`` are those of the operators around the loop, ``plain`` what the untiled step takes. Where the
-    loop is all of the step, its tiles get what is left of the budget; where it begins at ``cut`` tensors,
-    they run plainly, and what is around them is planned. An InfeasibleError says that something does not
-    fit. ``channels_last`` is how tiles were cut (:class:`Loop`). Nothing is proven about how fast tiles can
-    be: the bound is 0 seconds.
+    ``which`` has for each loop the step of every box. ``costs`` are those of the operators around the loops,
+    ``plain`` what the untiled step takes. Tiles get what is left of the budget. Where the loops are not the
+    ``whole`` step, what is around them is planned: those that begin at ``cut`` tensors run plainly, so that
+    little is left to others. An InfeasibleError says that something does not fit. ``channels_last`` is how
+    tiles were cut (:class:`Loop`). Nothing is proven about how fast tiles can be: the bound is 0 seconds.
     """
     asked: dict[str, Any] = {"link": link, "beside_bytes": beside_bytes, "seed": seed, "progress": progress}
     means = [one for one in only if one != "tile"]
-    loop = next(k for k, op in enumerate(graph.ops) if op.kind == LOOP)
-    turns = Counter(which)
+    loops = [k for k, op in enumerate(graph.ops) if op.kind == LOOP]
+    turns = Counter(k for one in which for k in one)
     programs: dict[int, Program] = {}
     plans: dict[int, Plan] = {}
-    around = budget - _around(graph, costs, loop, able)
+    there = _around(graph, costs, loops, able)
+    left = {k: budget - live for live, one in zip(there, which, strict=True) for k in one}
     for k in sorted(range(len(steps)), key=lambda k: -_plain_peak(steps[k])):  # what may not fit comes first
         step = steps[k]
-        if cut:
+        if not whole and (cut or _plain_peak(step) - Memory(step.graph).resident_bytes <= left[k]):
             programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
-        room = Budget(bytes=max(1, around + Memory(step.graph).resident_bytes))
-        share = 0.8 * time_limit * turns[k] / len(which)
+        room = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
+        share = 0.8 * time_limit * turns[k] / turns.total()
         plan = make_plan(step.graph, step.costs, room, able=step.able, only=means, time_limit=share, **asked)
         plans[k], programs[k] = plan, plan.program
     bodies = [
@@ -85,20 +89,22 @@ def plan_loop(
         for k, step in enumerate(steps)
     ]
     spent = [_seconds(body, link) for body in bodies]
-    whole = Costs(
-        _with(costs.seconds, loop, sum(spent[k] for k in which)),
-        _with(costs.workspace_bytes, loop, max(map(inside_bytes, bodies))),
-        steps[0].costs.origin,
-        short=costs.short,
-    )
-    share = time_limit if cut else 0.2 * time_limit
-    outer = make_plan(graph, whole, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
-    tiles = tuple(Tile(k, box) for k, box in zip(which, boxes, strict=True))
-    turning = Loop(loop, tiles=tiles, cut=tuple(cut), channels_last=channels_last)
-    program = _with_loop(outer.program, turning, bodies)
-    check(graph, program, budget=budget - beside_bytes, workspace_bytes=whole.workspace_bytes)
+    inside = [inside_bytes(body) for body in bodies]
+    seconds, workspace = costs.seconds, costs.workspace_bytes
+    lines: dict[int, Loop] = {}
+    for loop, one in zip(loops, which, strict=True):
+        seconds = _with(seconds, loop, sum(spent[k] for k in one))
+        workspace = _with(workspace, loop, max(inside[k] for k in one))
+        tiles = tuple(Tile(k, box) for k, box in zip(one, boxes, strict=True))
+        lines[loop] = Loop(loop, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
+    _refuse_large(graph, loops, workspace, budget - beside_bytes)
+    summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short)
+    share = 0.2 * time_limit if whole else time_limit
+    outer = make_plan(graph, summed, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
+    program = _with_loops(outer.program, lines, bodies)
+    check(graph, program, budget=budget - beside_bytes, workspace_bytes=workspace)
     planned = outer.predicted.seconds
-    told = plans.get(turns.most_common(1)[0][0], outer)
+    told = plans.get(Counter(which[-1]).most_common(1)[0][0], outer)
     return msgspec.structs.replace(
         outer,
         plain=plain,
@@ -106,8 +112,8 @@ def plan_loop(
         bound=Bound(0.0, -1.0),
         gap=1.0,
         smallest_budget_bytes=min(outer.predicted.peak_bytes, outer.smallest_budget_bytes),
-        decisions=msgspec.structs.replace(told.decisions, tiles=len(tiles)),
-        method=f"{len(tiles)} tiles, {told.method}",
+        decisions=msgspec.structs.replace(told.decisions, tiles=len(boxes)),
+        method=f"{len(boxes)} tiles, {told.method}",
         only=tuple(only),
         program=program,
     )
@@ -118,13 +124,30 @@ def _plain_peak(step: TileStep) -> int:
     return simulate(step.graph, program, workspace_bytes=step.costs.workspace_bytes).peak_bytes
 
 
-def _around(graph: Graph, costs: Costs, loop: int, able: Collection[int]) -> int:
-    """Bytes that are live while the loop runs, besides what its tiles take."""
+def _around(graph: Graph, costs: Costs, loops: Sequence[int], able: Collection[int]) -> list[int]:
+    """Bytes that are live while each loop runs, besides what its tiles take."""
     program = with_in_place(graph, store_all(graph), able)
-    workspace = _with(costs.workspace_bytes, loop, 0)
+    workspace = costs.workspace_bytes
+    for loop in loops:
+        workspace = _with(workspace, loop, 0)
     timeline = simulate(graph, program, workspace_bytes=workspace)
     runs = [line.op for line in program.instructions if isinstance(line, Run)]
-    return timeline.live_bytes[runs.index(loop)]
+    return [timeline.live_bytes[runs.index(loop)] for loop in loops]
+
+
+def _refuse_large(graph: Graph, loops: Sequence[int], workspace: Sequence[int], budget: int) -> None:
+    """Raise an InfeasibleError where a loop with what it reads and gives takes more than the budget."""
+    owner = graph.storages()
+    resident = Memory(graph).resident_bytes
+    for loop in loops:
+        op = graph.ops[loop]
+        there = [graph.tensors[t] for t in {owner[t] for t in (*op.reads, *op.outputs)}]
+        least = resident + workspace[loop]
+        least += sum(allocated_bytes(tensor) for tensor in there if tensor.role not in RESIDENT_ROLES)
+        if least > budget:
+            raise InfeasibleError(
+                "a tile is too large", budget=budget, smallest_budget=least, floor=least, proven=True
+            )
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
@@ -137,11 +160,11 @@ def _seconds(body: Body, link: Link | None) -> float:
     return sum(timeline.seconds)
 
 
-def _with_loop(program: Program, loop: Loop, bodies: Sequence[Body]) -> Program:
-    """The Program with the operator run as a loop."""
+def _with_loops(program: Program, loops: Mapping[int, Loop], bodies: Sequence[Body]) -> Program:
+    """The Program with some operators run as loops."""
 
     def turned(line: Instruction) -> Instruction:
-        return loop if isinstance(line, Run) and line.op == loop.op else line
+        return loops.get(line.op, line) if isinstance(line, Run) else line
 
     forward, backward = tuple(map(turned, program.forward)), tuple(map(turned, program.backward))
     return Program(forward, backward, tuple(bodies))

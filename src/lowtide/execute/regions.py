@@ -1,0 +1,133 @@
+"""Where in a step a loop over tiles may begin and end, and along which axes it is worth cutting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from lowtide.capture.joint import Joint
+from lowtide.capture.local import supported
+from lowtide.capture.tile import MASKED, Tiling, values_read
+from lowtide.graph import Graph, Op, Phase, Rect
+
+__all__ = ["counts", "endings", "middles", "result_grids", "result_of"]
+
+_LARGE = 0.5
+"""A tensor of this share of the largest is large."""
+_SMALL = 0.5
+"""One of this share at most is a good place for a loop to begin or to end."""
+_LESS = 0.95
+"""An axis is worth cutting where its halves work on less than this share of what the whole works on."""
+_AXES = 2
+"""So many axes are cut beside the first, the last ones: height and width."""
+
+
+def counts(length: int) -> Iterator[int]:
+    """Numbers of parts that are nearly equal: powers of two, and what lies half-way."""
+    found = {length} if length <= 64 else set()
+    for power in itertools.count(1):
+        if 2**power > length:
+            break
+        found |= {2**power, min(length, 3 * 2 ** (power - 1))}
+    yield from sorted(k for k in found if k > 1)
+
+
+def endings(tiling: Tiling) -> list[str]:
+    """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
+
+    The last of them: what follows it is the region that a loop makes small.
+    """
+    graph = tiling.graph
+    ops = [op for op, _ in tiling.forward]
+    most = _largest(graph, ops)
+    found: list[str] = []
+    for k, t in _passages(graph, ops, tiling.leaves):
+        small = graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None
+        if small and _largest(graph, ops[k + 1 :]) >= _LARGE * most:
+            found.append(graph.tensors[t].id)
+    return found[-1:]
+
+
+def middles(joint: Joint) -> list[str]:
+    """Tensors through which all of the result goes, with the largest tensors of the step before them.
+
+    The last one before what cannot be cut, and the last such image or sequence.
+    """
+    graph = joint.graph
+    ops = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    pairs = zip(joint.inputs, joint.gradients, strict=False)
+    leaves = frozenset(t for t, gradient in pairs if t is not None and gradient is not None)
+    carries = _carrying(graph, ops, leaves)
+    most = _largest(graph, ops)
+    last = next((k for k, op in enumerate(ops) if _stands_against(graph, op, carries)), len(ops))
+    found: list[int] = []
+    for k, t in _passages(graph, ops, leaves):
+        before = _largest(graph, [op for op in ops[: k + 1] if t not in op.outputs])
+        one = graph.tensors[t]
+        if k < last and before >= _LARGE * most and one.bytes <= _SMALL * before and len(one.shape or ()) > 1:
+            found.append(t)
+    deep = [t for t in found if len(graph.tensors[t].shape or ()) > 2]
+    return [graph.tensors[t].id for t in dict.fromkeys((*found[-1:], *deep[-1:]))]
+
+
+def result_of(joint: Joint) -> str:
+    """The one result of a step whose loss is outside; nothing where it gives a loss, or more than one."""
+    if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
+        return ""
+    one = joint.graph.tensors[joint.outputs[0]]
+    return "" if one.shape in ((), (1,)) else one.id
+
+
+def result_grids(tiling: Tiling, working: Callable[[Tiling, Rect], int]) -> Iterator[tuple[int, ...]]:
+    """Ways to cut a result: its first axis into more and more parts, then others that are worth it as well.
+
+    ``working`` gives the largest working set of an operator for a box, in bytes.
+    """
+    axes = tiling.axes
+    for count in counts(axes[0]):
+        yield (count,) + (1,) * (len(axes) - 1)
+    whole = Rect.of_shape(axes)
+    most = working(tiling, whole)
+    worth = [
+        axis
+        for axis in range(1, len(axes))
+        if axes[axis] > 1 and max(working(tiling, half) for half in whole.split(axis, 2)) < _LESS * most
+    ][-_AXES:]
+    for count in counts(max((axes[axis] for axis in worth), default=1)):
+        yield (axes[0], *(min(count, axes[a]) if a in worth else 1 for a in range(1, len(axes))))
+
+
+def _stands_against(graph: Graph, op: Op, carries: set[int]) -> bool:
+    """Whether an operator that gradients go through cannot be run on parts."""
+    read = op.kind != MASKED and carries.intersection(values_read(graph, op))
+    return bool(read) and supported(op, graph) is not None
+
+
+def _largest(graph: Graph, ops: Sequence[Op]) -> int:
+    return max((graph.tensors[t].bytes for op in ops for t in op.outputs), default=0)
+
+
+def _carrying(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> set[int]:
+    """Tensors that gradients go through."""
+    carries = set(leaves)
+    for op in ops:
+        read = op.inputs if op.kind == MASKED else values_read(graph, op)
+        if carries.intersection(read):
+            carries.update(t for t in op.outputs if _floating(graph.tensors[t].dtype))
+    return carries
+
+
+def _passages(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """Tensors that alone carry all of what comes later, with the operator behind which they do."""
+    carries = _carrying(graph, ops, leaves)
+    last = {t: k for k, op in enumerate(ops) for t in op.inputs}
+    there: set[int] = set()
+    for k, op in enumerate(ops):
+        there = {t for t in there if last.get(t, -1) > k}
+        there.update(t for t in op.outputs if t in carries and last.get(t, -1) > k)
+        if len(there) == 1:
+            yield k, next(iter(there))
+
+
+def _floating(dtype: str | None) -> bool:
+    return dtype is not None and ("float" in dtype or "complex" in dtype)
