@@ -56,11 +56,11 @@ def trained(function, model, x, uses):
     return found
 
 
-def largest(model, x, uses, parts, function=applied, end=outcome):
+def largest(model, x, uses, parts, function=applied, end=outcome, **how):
     """The largest difference between steps as they are and in tiles, over the largest element of each tensor."""
     other = copy.deepcopy(model)
     want = trained(function, model, x, uses)
-    got = trained(in_tiles(function, parts, end=end), other, x, uses)
+    got = trained(in_tiles(function, parts, end=end, **how), other, x, uses)
     found = [0.0]
     for (state, ours), (random, theirs) in zip(got, want, strict=True):
         assert torch.equal(state, random)
@@ -77,10 +77,10 @@ def weighted(result):
     (result * weight).sum().backward()
 
 
-@pytest.mark.parametrize(("seed", "parts"), [(0, (1, 1, 1, 2)), (3, (2, 2, 1, 1))])
-def test_random_networks_whose_loss_is_outside(seed, parts):
+@pytest.mark.parametrize(("seed", "parts", "last"), [(0, (1, 1, 1, 2), False), (3, (2, 2, 1, 1), True)])
+def test_random_networks_whose_loss_is_outside(seed, parts, last):
     model, (x, *_), _, _ = drawn(seed, mean)
-    assert largest(model, x.requires_grad_(), [weighted, weighted], parts) < 1e-10
+    assert largest(model, x.requires_grad_(), [weighted, weighted], parts, channels_last=last) < 1e-10
 
 
 def given_by_columns(y):
