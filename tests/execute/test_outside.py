@@ -7,9 +7,11 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import lowtide
 from lowtide.capture.step import capture
+from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, PlanError
 from lowtide.execute import tiling
@@ -188,6 +190,45 @@ def cut(parts=(1, 1, 1, 2)):
     joint = capture(applied, *images()).joint
     program, whole = program_of(joint, parts, end=outcome(joint))
     return whole.graph, program
+
+
+def in_strips(joint):
+    """A loop inside a tile: over two strips of an image in it."""
+    end = middles(joint)[-1]
+    return end, Tiling(joint, (), end).boxes((1, 1, 1, 2))
+
+
+def classified(model, x):
+    return functional.cross_entropy(model(x), torch.tensor([1, 4, 2]))
+
+
+def test_tiles_over_the_batch_hold_tiles_over_the_image():
+    layers = [
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.GELU(),
+        nn.Dropout(0.2),
+        nn.Conv2d(8, 4, 3, 2),
+        nn.MaxPool2d(2),
+    ]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(80, 5)).double()
+    x = torch.randn(3, 2, 22, 20, dtype=torch.float64, requires_grad=True)
+    uses = [torch.Tensor.backward, lambda y: (3 * y).backward()]
+    assert largest(model, x, uses, (3,), classified, lambda _: "", inner=in_strips) < 1e-10
+    torch._dynamo.reset()
+    joint = capture(classified, model, x).joint
+    program, whole = program_of(joint, (3,), inner=in_strips)
+    (body,) = program.bodies
+    assert [len(line.tiles) for line in body.program.instructions if isinstance(line, Loop)] == [2, 2]
+    assert tiling.with_loop(joint, program).graph == whole.graph
+    assert simulate(whole.graph, program).peak_bytes == check(whole.graph, program).peak_bytes
+    program_of_flat, flat = program_of(joint, (3,))
+    assert check(whole.graph, program).peak_bytes < check(flat.graph, program_of_flat).peak_bytes
+    lines = [
+        replace(one, tiles=one.tiles[1:]) if isinstance(one, Loop) else one for one in body.program.backward
+    ]
+    broken = replace(body, program=replace(body.program, backward=tuple(lines)))
+    with pytest.raises(PlanError, match="leaves out parts of axes"):
+        check(whole.graph, replace(program, bodies=(broken,)))
 
 
 def test_programs_with_two_loops_survive_a_file_and_count_the_same_in_the_checker():

@@ -166,9 +166,10 @@ def classified(model, x, y):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """No time is spent on how small a budget may be, nor on loops that begin in the middle."""
+    """No time is spent on how small a budget may be, nor on loops that begin or end in the middle."""
     monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
     monkeypatch.setattr(tiling, "endings", lambda _: [])
+    monkeypatch.setattr(tiling, "middles", lambda _: [])
 
 
 @pytest.fixture

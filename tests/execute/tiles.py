@@ -13,42 +13,45 @@ from lowtide.plan.plain import store_all
 from lowtide.plan.program import Body, Loop, Program, Run, Tile
 
 
-def program_of(joint, parts, cut=(), end="", channels_last=False):
+def program_of(joint, parts, cut=(), end="", **how):
     """The plain Program of the step in so many parts of each axis, and the step that it runs."""
     boxes = Tiling(joint, cut, end).boxes(parts)
-    whole = looped(joint, boxes, cut, end, channels_last=channels_last)
+    whole = looped(joint, boxes, cut, end, **how)
+    told = {"cut": tuple(cut), "channels_last": how.get("channels_last", False)}
+    return _plainly(whole, **told), whole
+
+
+def _plainly(joint, **told):
     loops, bodies = {}, []
-    for at, (op, call) in enumerate(zip(whole.graph.ops, whole.calls, strict=True)):
+    for at, (op, call) in enumerate(zip(joint.graph.ops, joint.calls, strict=True)):
         if op.kind == LOOP:
             region = call.target
             number = {id(body): len(bodies) + k for k, body in enumerate(region.bodies)}
             tiles = tuple(Tile(number[id(tile.joint)], tile.over) for tile in region.tiles)
-            loops[at] = Loop(at, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
-            bodies += [Body(body.graph, store_all(body.graph)) for body in region.bodies]
+            loops[at] = Loop(at, tiles=tiles, end=getattr(region, "end", ""), **told)
+            bodies += [Body(body.graph, _plainly(body)) for body in region.bodies]
 
     def turned(line):
         return loops.get(line.op, line) if isinstance(line, Run) else line
 
-    plain = store_all(whole.graph)
-    return Program(
-        tuple(map(turned, plain.forward)), tuple(map(turned, plain.backward)), tuple(bodies)
-    ), whole
+    plain = store_all(joint.graph)
+    return Program(tuple(map(turned, plain.forward)), tuple(map(turned, plain.backward)), tuple(bodies))
 
 
-def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", channels_last=False):
+def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", **how):
     """The function, run in tiles; ``cut`` and ``end`` choose from the captured step where the loop is."""
 
     def compiled(module, inputs):
         cuts = []
 
         def planned(joint):
-            program, whole = program_of(joint, parts, cut(joint), end(joint), channels_last)
+            program, whole = program_of(joint, parts, cut(joint), end(joint), **how)
             cuts.append(whole)
             if seen is not None:
                 seen.append(program)
             return program
 
-        def once(joint, boxes, cut, end, channels_last):
+        def once(*_, **__):
             """The step as it was cut for the Program: cutting it again would take as long."""
             return cuts[-1]
 

@@ -20,7 +20,7 @@ from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
 from lowtide.graph import Role
 
-__all__ = ["Example", "accumulating", "differentiated", "evaluated"]
+__all__ = ["Change", "Example", "accumulating", "differentiated", "evaluated"]
 
 
 class Example(NamedTuple):

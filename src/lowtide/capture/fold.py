@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Example, differentiated
+from lowtide.capture.differentiate import Change, Example, differentiated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.library import define
 from lowtide.capture.tile import MASKED, Tile, Tiling, values_read
@@ -45,7 +47,8 @@ def loop_operator(values: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) 
 
 def dense(value: torch.Tensor) -> torch.Tensor:
     """How a gradient of a tensor lies in memory: as the tensor does, without gaps."""
-    return torch.empty_like(value)
+    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
+        return torch.empty_like(value)
 
 
 def idle_leaves(joint: Joint, made: Joint) -> list[int]:
@@ -83,8 +86,8 @@ class Fold:
         """How an operator of the step is called: the loop by what it stands for."""
         raise NotImplementedError
 
-    def joint(self) -> Joint:
-        """The step."""
+    def joint(self, change: Change | None = None) -> Joint:
+        """The step, with a change to it once it is differentiated."""
         old, root = self.old, nn.Module()
         inputs = [*(t for t in old.inputs if t is not None), *old.constants]
         for t in inputs:
@@ -104,7 +107,7 @@ class Fold:
         examples = [_example(old.values[t], t in wants) for t in inputs]
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
-        made = differentiated(self.graph, examples, leaves, root=root, mode=mode)
+        made = differentiated(self.graph, examples, leaves, change, root=root, mode=mode)
         return self.aligned(made)
 
     def around(self) -> set[str]:
@@ -154,16 +157,15 @@ class Fold:
     def aligned(self, made: Joint) -> Joint:
         """With an entry for every input and result of the step, tensor or not, and with loops to call.
 
-        Constants stand behind the inputs in what was differentiated.
+        Constants stand behind the inputs in what was differentiated, and behind them what a change has added.
         """
         old = self.old
         if len(made.outputs) != len(old.outputs) - len(old.plain) or len(made.tangents) != len(old.tangents):
             raise CaptureError("the step gives results that share memory with others: return copies of them")
         inputs, gradients, outputs = iter(made.inputs), iter(made.gradients), iter(made.outputs)
         places = [None if t is None else (next(inputs), next(gradients)) for t in old.inputs]
-        constants = {
-            t: value for t, value in zip(inputs, old.constants.values(), strict=True) if t is not None
-        }
+        pairs = zip(islice(inputs, len(old.constants)), old.constants.values(), strict=True)
+        constants = {t: value for t, value in pairs if t is not None}
         calls, ops = list(made.calls), list(made.graph.ops)
         for k, op in enumerate(ops):
             calls[k] = self.called(op, calls[k])
@@ -175,7 +177,7 @@ class Fold:
             made,
             graph=msgspec.structs.replace(made.graph, ops=tuple(ops)),
             calls=tuple(calls),
-            inputs=tuple(None if pair is None else pair[0] for pair in places),
+            inputs=(*(None if pair is None else pair[0] for pair in places), *inputs),
             outputs=tuple(None if t is None else next(outputs) for t in old.outputs),
             gradients=tuple(None if pair is None else pair[1] for pair in places),
             constants=dict(made.constants) | constants,

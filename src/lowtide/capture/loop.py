@@ -19,9 +19,11 @@ import torch
 from torch import nn
 
 from lowtide.capture.builder import Call
+from lowtide.capture.differentiate import differentiated
 from lowtide.capture.fold import Fold, dense, idle_leaves, loop_operator
 from lowtide.capture.joint import Joint
 from lowtide.capture.library import define
+from lowtide.capture.nested import Inner, nested
 from lowtide.capture.outside import in_halves
 from lowtide.capture.tile import Tile, Tiling
 from lowtide.graph import LOOP, Op, Rect
@@ -139,16 +141,18 @@ def looped(
     end: str = "",
     *,
     channels_last: bool = False,
+    inner: Inner | None = None,
 ) -> Joint:
     """The step with the part from the ``cut`` tensors to the ``end`` as a loop over these boxes of its axes.
 
     Without any it goes from the inputs to the loss: all of the step. With ``channels_last`` images lie in
-    memory that way in tiles. A CaptureError names what cannot be in tiles.
+    memory that way in tiles. ``inner`` chooses loops inside tiles, where they add up to the loss. A
+    CaptureError names what cannot be in tiles.
     """
     tiling = Tiling(joint, cut, end, channels_last=channels_last)
     if end:
         return in_halves(tiling, boxes)
-    tiles = tiling.tiles(boxes)
+    tiles = tiling.tiles(boxes, nested(inner) if inner else differentiated)
     made = _Fold(tiling, tiles).joint()
     idle = idle_leaves(joint, made)
     return _Fold(tiling, tiles, idle).joint() if idle else made

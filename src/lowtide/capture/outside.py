@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lowtide.capture.builder import Call
+from lowtide.capture.differentiate import Change
 from lowtide.capture.fold import Fold, dense, idle_leaves, loop_operator
 from lowtide.capture.joint import Joint
 from lowtide.capture.tile import Tile, Tiling
@@ -39,6 +40,8 @@ class Half:
     """Tensors of the step that the loop gives gradients of; None: it gives the result."""
     first: int
     """How many bodies of the other loop come before those of this one."""
+    end: str
+    """The tensor of the step that the region ends at."""
 
     @property
     def bodies(self) -> list[Joint]:
@@ -83,10 +86,10 @@ class _Fold(Fold):
         super().__init__(tiling, (*first, *second), idle)
         values = self.old.values
         places = {t: k for k, t in enumerate(self.given)}
-        self.before = Half(first, places, (dense(values[tiling.result]),), None, 0)
+        self.before = Half(first, places, (dense(values[tiling.result]),), None, 0, tiling.ends)
         gradients = tuple(dense(values[t]) for t in self.wanted)
         count = len(self.before.bodies)
-        self.after = Half(second, places, gradients, tuple(self.wanted), count)
+        self.after = Half(second, places, gradients, tuple(self.wanted), count, tiling.ends)
 
     def region(self) -> nn.Module:
         return _Applied(self.before, self.after)
@@ -97,13 +100,16 @@ class _Fold(Fold):
         return replace(call, target=self.before if op.phase is Phase.FORWARD else self.after)
 
 
-def in_halves(tiling: Tiling, boxes: Sequence[Rect]) -> Joint:
-    """The step with a region that ends at a tensor as two loops over boxes of that tensor."""
+def in_halves(tiling: Tiling, boxes: Sequence[Rect], change: Change | None = None) -> Joint:
+    """The step with a region that ends at a tensor as two loops over boxes of that tensor.
+
+    ``change`` is made to it once it is differentiated.
+    """
     halves = tiling.halves(boxes)
     made = _Fold(tiling, halves).joint()
     idle = idle_leaves(tiling.joint, made)
-    if idle:
-        made = _Fold(tiling, halves, idle).joint()
+    if idle or change is not None:
+        made = _Fold(tiling, halves, idle).joint(change)
     if sum(op.kind == LOOP for op in made.graph.ops) != 2:
         raise CaptureError("nothing that has a gradient comes of the part that would be in tiles")
     return made

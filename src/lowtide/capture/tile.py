@@ -10,15 +10,15 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import fx
 
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Example, accumulating, differentiated, evaluated
+from lowtide.capture.differentiate import Change, Example, accumulating, differentiated, evaluated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.local import Part, cropped, emit, loss_total, supported
 from lowtide.errors import CaptureError
@@ -26,11 +26,12 @@ from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.graph.tiles import reads_of
 
-__all__ = ["MASKED", "Tile", "Tiling", "values_read"]
+__all__ = ["MASKED", "Differentiate", "Tile", "Tiling", "values_read"]
 
 aten = torch.ops.aten
 MASKED = "aten.native_dropout"
 """Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
+Differentiate = Callable[[fx.Graph, Sequence[Example], Sequence[Leaf], Change], Joint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +173,10 @@ class Tiling:
         """Whether an operator draws random numbers in this call."""
         return bool(op.attributes.get("random")) and supported(op, self.graph) is not None
 
-    def tiles(self, boxes: Sequence[Rect]) -> list[Tile]:
-        """Each box as a step of its own; boxes that differ in place alone share one."""
+    def tiles(self, boxes: Sequence[Rect], make: Differentiate = differentiated) -> list[Tile]:
+        """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes."""
         known: dict[Hashable, Joint] = {}
-        return [self._tile(box, known) for box in boxes]
+        return [self._tile(box, known, make) for box in boxes]
 
     def halves(self, boxes: Sequence[Rect]) -> tuple[list[Tile], list[Tile]]:
         """Each box as two steps: one that gives its part of the result, and one for later.
@@ -185,10 +186,16 @@ class Tiling:
         known: dict[Hashable, Joint] = {}
         return (
             [self._tile(box, known, half="forward") for box in boxes],
-            [self._tile(box, known, half="backward") for box in boxes],
+            [self._tile(box, known, partial(differentiated, again=True), "backward") for box in boxes],
         )
 
-    def _tile(self, over: Rect, known: dict[Hashable, Joint], half: str = "") -> Tile:
+    def _tile(
+        self,
+        over: Rect,
+        known: dict[Hashable, Joint],
+        make: Differentiate = differentiated,
+        half: str = "",
+    ) -> Tile:
         needed, before = self.needed(over)
         made = {t for op, _ in self.steps for t in op.outputs} - before
         for op, _ in self.forward:
@@ -219,8 +226,7 @@ class Tiling:
         if key not in known and half == "forward":
             known[key] = evaluated(target, examples, leaves)
         elif key not in known:
-            change = accumulating(leaves, wanted)
-            known[key] = differentiated(target, examples, leaves, change, again=bool(half))
+            known[key] = make(target, examples, leaves, accumulating(leaves, wanted))
         return Tile(over, tuple((t, needed[t]) for t in given), total is not None, wanted, known[key])
 
     def _written(

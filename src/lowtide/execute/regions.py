@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.local import supported
+from lowtide.capture.nested import Inner
 from lowtide.capture.tile import MASKED, Tiling, values_read
+from lowtide.errors import CaptureError
+from lowtide.execute.geometry import working
 from lowtide.graph import Graph, Op, Phase, Rect
 
-__all__ = ["counts", "endings", "middles", "result_grids", "result_of"]
+__all__ = ["counts", "endings", "inside", "middles", "result_grids", "result_of"]
 
 _LARGE = 0.5
 """A tensor of this share of the largest is large."""
@@ -51,7 +56,8 @@ def endings(tiling: Tiling) -> list[str]:
 def middles(joint: Joint) -> list[str]:
     """Tensors through which all of the result goes, with the largest tensors of the step before them.
 
-    The last one before what cannot be cut, and the last such image or sequence.
+    The last one before what cannot be cut; and of images and sequences the first one behind which nothing
+    large is left.
     """
     graph = joint.graph
     ops = [op for op in graph.ops if op.phase is Phase.FORWARD]
@@ -61,13 +67,16 @@ def middles(joint: Joint) -> list[str]:
     most = _largest(graph, ops)
     last = next((k for k, op in enumerate(ops) if _stands_against(graph, op, carries)), len(ops))
     found: list[int] = []
+    left: dict[int, int] = {}
     for k, t in _passages(graph, ops, leaves):
         before = _largest(graph, [op for op in ops[: k + 1] if t not in op.outputs])
         one = graph.tensors[t]
         if k < last and before >= _LARGE * most and one.bytes <= _SMALL * before and len(one.shape or ()) > 1:
             found.append(t)
-    deep = [t for t in found if len(graph.tensors[t].shape or ()) > 2]
-    return [graph.tensors[t].id for t in dict.fromkeys((*found[-1:], *deep[-1:]))]
+            if prod((one.shape or ())[2:]) > 1:
+                left.setdefault(t, max(one.bytes, _largest(graph, ops[k + 1 :])))
+    deep = sorted(left, key=lambda t: left[t])
+    return [graph.tensors[t].id for t in dict.fromkeys((*found[-1:], *deep[:1]))]
 
 
 def result_of(joint: Joint) -> str:
@@ -78,11 +87,8 @@ def result_of(joint: Joint) -> str:
     return "" if one.shape in ((), (1,)) else one.id
 
 
-def result_grids(tiling: Tiling, working: Callable[[Tiling, Rect], int]) -> Iterator[tuple[int, ...]]:
-    """Ways to cut a result: its first axis into more and more parts, then others that are worth it as well.
-
-    ``working`` gives the largest working set of an operator for a box, in bytes.
-    """
+def result_grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
+    """Ways to cut a result: its first axis into more and more parts, then others that are worth it too."""
     axes = tiling.axes
     for count in counts(axes[0]):
         yield (count,) + (1,) * (len(axes) - 1)
@@ -95,6 +101,20 @@ def result_grids(tiling: Tiling, working: Callable[[Tiling, Rect], int]) -> Iter
     ][-_AXES:]
     for count in counts(max((axes[axis] for axis in worth), default=1)):
         yield (axes[0], *(min(count, axes[a]) if a in worth else 1 for a in range(1, len(axes))))
+
+
+def inside(number: int) -> Inner:
+    """Chooses loops inside tiles, to an image or a sequence in each, cut in the first, second, … way."""
+
+    def chosen(joint: Joint) -> tuple[str, list[Rect]] | None:
+        for end in middles(joint)[-1:]:
+            with contextlib.suppress(CaptureError):
+                tiling = Tiling(joint, end=end)
+                for parts in itertools.islice(result_grids(tiling), number, number + 1):
+                    return end, tiling.boxes(parts)
+        return None
+
+    return chosen
 
 
 def _stands_against(graph: Graph, op: Op, carries: set[int]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +13,24 @@ import torch
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.loop import Region, looped
+from lowtide.capture.nested import Inner
 from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.execute.geometry import geometry
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
-from lowtide.execute.regions import counts, endings, middles, result_grids, result_of
+from lowtide.execute.regions import counts, endings, inside, middles, result_grids, result_of
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
-from lowtide.graph import LOOP, RESIDENT_ROLES, Rect
+from lowtide.graph import LOOP, Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
-from lowtide.plan.tile import TileStep, plan_loop
+from lowtide.plan.tile import Inside, TileStep, plan_loop
 from lowtide.units import format_bytes
 
 __all__ = ["in_tiles", "loop_of", "with_loop"]
@@ -38,14 +39,16 @@ _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
 _SPLIT = 1.1
 """Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
-_SAMPLES = 8
-"""So many tiles are looked at for that."""
 _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
 _PART = 1 / 8
 """Share of the budget that one part of an ending's largest tensor may take."""
+_IMAGE = 3
+"""A loss with so many axes has those of an image: it is cut along them, and tiles hold no loops."""
+_NESTED = 4
+"""So many ways to cut inside of tiles are tried."""
 _ENDINGS = 2
 """So many ways to cut an ending are tried."""
 _GOOD_ENOUGH = 0.1
@@ -70,7 +73,20 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     if loop is None:
         return joint
     boxes = [tile.over for tile in loop.tiles]
-    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last)
+    inner = _inner(program)
+    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner)
+
+
+def _inner(program: Program) -> Inner | None:
+    """The loops inside tiles as the Program has them, body after body."""
+    loops = [loop_of(body.program) for body in program.bodies]
+    left = iter(loops)
+
+    def chosen(_: Joint) -> tuple[str, list[Rect]] | None:
+        loop = next(left, None)
+        return None if loop is None else (loop.end, [tile.over for tile in loop.tiles])
+
+    return chosen if any(loops) else None
 
 
 def in_tiles(
@@ -94,7 +110,7 @@ def in_tiles(
         if end != result:
             with search.unless_refused():
                 middle = Tiling(joint, end=end)
-                search.attempts(middle, result_grids(middle, _working))
+                search.attempts(middle, result_grids(middle))
     if search.best is None:
         raise search.refused or InfeasibleError(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
@@ -140,7 +156,7 @@ class _Way:
     @property
     def seconds(self) -> float:
         """What all tiles take where nothing is run again."""
-        return sum(sum(self.steps[k].costs.seconds) for one in self.which for k in one)
+        return sum(self.steps[k].seconds for one in self.which for k in one)
 
 
 @dataclass(slots=True)
@@ -166,6 +182,8 @@ class _Search:
     """What the best way to cut would have needed, where it did not fit."""
     channels_last: bool | None = None
     """How images lie in memory inside tiles; None: not known yet which way is faster."""
+    inner: Inner | None = None
+    """Which loops are inside tiles."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
@@ -187,7 +205,7 @@ class _Search:
     def whole_step(self, whole: Tiling) -> None:
         """Try the ending of a step that gives a loss, then all of it; or all of one that gives a result."""
         if whole.ends:
-            self.attempts(whole, result_grids(whole, _working))
+            self.attempts(whole, result_grids(whole))
             return
         for cut in endings(whole):
             with self.unless_refused():
@@ -195,19 +213,25 @@ class _Search:
                 self.attempts(ending, rows(ending, self.budget))
         if self.unsatisfied():
             self.attempts(whole, grids(whole))
+        if self.unsatisfied() and len(whole.axes) < _IMAGE:
+            self.attempts(whole, [(whole.axes[0],) + (1,) * (len(whole.axes) - 1)] * _NESTED, nest=True)
 
-    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]]) -> None:
-        """Plan with more and more tiles, as long as that may help."""
+    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], nest: bool = False) -> None:
+        """Plan with more and more tiles, or with more and more inside each, as long as that may help."""
         self.worse = self.vain = 0
         self.least = self.largest = math.inf
-        for parts in ways:
+        for number, parts in enumerate(ways):
+            self.inner = inside(number) if nest else None
             if self.done() or not self.attempt(tiling, parts):
                 break
+        self.inner = None
 
     def attempt(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
         boxes = tiling.boxes(parts)
-        working, overlap = _geometry(tiling, boxes)
+        if self.inner is not None:
+            return self.tried(tiling, boxes, self.room.beside_bytes())
+        working, overlap = geometry(tiling, boxes)
         if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT) or working >= self.largest:
             return True
         self.largest = working
@@ -215,6 +239,10 @@ class _Search:
         resident = Memory(with_state(self.joint.graph, self.state)).resident_bytes
         if working + beside + resident > self.budget:
             return True
+        return self.tried(tiling, boxes, beside)
+
+    def tried(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> bool:
+        """Plan with these tiles; False where smaller ones cannot help any more."""
         try:
             plan, inner = self._planned(tiling, boxes, beside)
         except InfeasibleError as error:
@@ -280,22 +308,38 @@ class _Search:
 
     def _cut_up(self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool) -> _Way:
         """The step in these tiles, with what their operators take."""
-        whole = looped(self.joint, boxes, tiling.begins, tiling.ends, channels_last=channels_last)
-        kind = device_of(whole.graph)
+        begins, ends = tiling.begins, tiling.ends
+        whole = looped(self.joint, boxes, begins, ends, channels_last=channels_last, inner=self.inner)
         loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
+        steps, which = self._steps(whole, loops, self.arguments)
+        if self.inner is not None and not any(step.inside for step in steps):
+            raise CaptureError("nothing inside of tiles can be cut")
+        return _Way(whole, loops, steps, which, channels_last)
+
+    def _steps(
+        self, whole: Joint, loops: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[list[TileStep], list[list[int]]]:
+        """Steps of tiles with what they take, and for each loop the step of each tile."""
+        kind = device_of(whole.graph)
         steps: list[TileStep] = []
         which: list[list[int]] = []
         for at in loops:
             region: Region | Half = whole.calls[at].target
-            values = _values(whole, at, self.arguments)
+            values = _values(whole, at, arguments)
             numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
             steps += [self._measured(region, k, body, values, kind) for k, body in enumerate(region.bodies)]
             which.append([numbers[id(tile.joint)] for tile in region.tiles])
-        return _Way(whole, loops, steps, which, channels_last)
+        return steps, which
 
     def _measured(
         self, region: Region | Half, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
     ) -> TileStep:
+        loops = [k for k, op in enumerate(body.graph.ops) if op.kind == LOOP]
+        if loops:
+            steps, which = self._steps(body, loops, ())
+            boxes = [tile.over for tile in body.calls[loops[0]].target.tiles]
+            inner = Inside(boxes, body.calls[loops[0]].target.end, which, steps)
+            return TileStep(body.graph, _around(body, kind), able_in_place(body), inner)
         targets = [call.target for call in body.calls]
         program = measurable(body.graph, targets, kind, self.room)
 
@@ -307,41 +351,9 @@ class _Search:
         return TileStep(body.graph, costs, able_in_place(body))
 
 
-def _geometry(tiling: Tiling, boxes: Sequence[Rect]) -> tuple[int, float]:
-    """The largest working set of an operator in one tile; elements computed over those of the whole."""
-    some = random.Random(0).sample(list(boxes), min(_SAMPLES, len(boxes)))  # noqa: S311
-    whole, _ = _computed(tiling, Rect.of_shape(tiling.axes))
-    looked = [_computed(tiling, box) for box in (*some, max(boxes, key=lambda box: box.size))]
-    parts = [made for made, _ in looked[:-1]]
-    return max(working for _, working in looked), sum(parts) / len(parts) * len(boxes) / max(1, whole)
-
-
-def _working(tiling: Tiling, over: Rect) -> int:
-    return _computed(tiling, over)[1]
-
-
-def _computed(tiling: Tiling, over: Rect) -> tuple[int, int]:
-    """Elements that are computed for a box, and the largest working set of an operator, in bytes."""
-    graph = tiling.graph
-    needed, before = tiling.needed(over)
-    size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
-    made = working = 0
-    for op, _ in tiling.steps:
-        outputs = [t for t in op.outputs if t in needed and t not in before]
-        new = [t for t in outputs if graph.tensors[t].alias is None]
-        made += sum(needed[t].size for t in new)
-        there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
-        working = max(working, int(sum(size[t] for t in there)) if new else 0)
-    return made, working
-
-
-def _item(size: int, shape: tuple[int, ...] | None) -> float:
-    return size / max(1, math.prod(shape or ()))
-
-
 def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
     """What goes into the loop, as far as it goes into the step; anything else is zeros of its form."""
-    given = {t: value for t, value in zip(whole.inputs, arguments, strict=True) if t is not None}
+    given = {t: value for t, value in zip(whole.inputs, arguments, strict=bool(arguments)) if t is not None}
     given |= whole.constants
     return [given[t] if t in given else zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
 

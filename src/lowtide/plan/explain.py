@@ -8,7 +8,7 @@ from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plan import Plan
-from lowtide.plan.program import Fetch, Loop, Program, Run, Send
+from lowtide.plan.program import Body, Fetch, Loop, Program, Run, Send
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["at_peak", "explain", "where"]
@@ -65,8 +65,17 @@ def _tiles(plan: Plan) -> Iterator[str]:
             if line.end:
                 how = "forward alone" if op.phase is Phase.FORWARD else "forward again, then backward"
             yield f"region     from {begins} to {line.end or 'the loss'}{ends}, {how}"
+            yield from _inside(plan.program.bodies[line.tiles[0].body])
     if plan.no_tiles:
         yield f"tiles      none: {plan.no_tiles}"
+
+
+def _inside(body: Body) -> Iterator[str]:
+    """Loops inside a tile."""
+    for line in body.program.forward:
+        if isinstance(line, Loop):
+            whole = _sizes(body.graph.ops[line.op].attributes.get("axes", ()))
+            yield f"inside     {len(line.tiles)} tiles of {whole} to {line.end}"
 
 
 def _sizes(shape: Sequence[int]) -> str:

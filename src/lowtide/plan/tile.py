@@ -23,7 +23,7 @@ from lowtide.plan.portfolio import Progress
 from lowtide.plan.program import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.simulate import inside_bytes, simulate
 
-__all__ = ["TileStep", "plan_loop"]
+__all__ = ["Inside", "TileStep", "plan_loop"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,27 @@ class TileStep:
     costs: Costs
     able: frozenset[int] = frozenset()
     """Operators that may run in place."""
+    inside: Inside | None = None
+    """Loops that are part of it."""
+
+    @property
+    def seconds(self) -> float:
+        """What it takes where nothing is run again."""
+        pairs = zip(self.graph.ops, self.costs.seconds, strict=True)
+        around = sum(seconds for op, seconds in pairs if op.kind != LOOP)
+        inner = self.inside
+        return around + (sum(inner.steps[k].seconds for one in inner.which for k in one) if inner else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Loops inside the step of a tile, which end at one of its tensors."""
+
+    boxes: Sequence[Rect]
+    end: str
+    which: Sequence[Sequence[int]]
+    """For each loop the step of every box."""
+    steps: Sequence[TileStep]
 
 
 def plan_loop(
@@ -81,13 +102,13 @@ def plan_loop(
             programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
         room = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
-        share = 0.8 * time_limit * turns[k] / turns.total()
-        plan = make_plan(step.graph, step.costs, room, able=step.able, only=means, time_limit=share, **asked)
+        more = {"able": step.able, "time_limit": 0.8 * time_limit * turns[k] / turns.total(), **asked}
+        if step.inside is None:
+            plan = make_plan(step.graph, step.costs, room, only=means, **more)
+        else:
+            plan = _with_inner(step, step.inside, room, only, more)
         plans[k], programs[k] = plan, plan.program
-    bodies = [
-        Body(step.graph, programs[k], tuple(step.costs.workspace_bytes), step.costs.seconds)
-        for k, step in enumerate(steps)
-    ]
+    bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
     spent = [_seconds(body, link) for body in bodies]
     inside = [inside_bytes(body) for body in bodies]
     seconds, workspace = costs.seconds, costs.workspace_bytes
@@ -117,6 +138,29 @@ def plan_loop(
         only=tuple(only),
         program=program,
     )
+
+
+def _with_inner(step: TileStep, inner: Inside, room: Budget, only: Collection[str], more: Any) -> Plan:
+    """The plan for the step of a tile that has loops inside."""
+    return plan_loop(
+        step.graph,
+        step.costs,
+        inner.boxes,
+        inner.which,
+        inner.steps,
+        room.bytes or 1,
+        Side(0, 0.0),
+        end=inner.end,
+        whole=False,
+        only=only,
+        **more,
+    )
+
+
+def _body(step: TileStep, program: Program, plan: Plan | None) -> Body:
+    """With what its operators take; of loops inside, the plan knows."""
+    known = step.costs if plan is None or step.inside is None else plan
+    return Body(step.graph, program, tuple(known.workspace_bytes), tuple(known.seconds))
 
 
 def _plain_peak(step: TileStep) -> int:

@@ -1,0 +1,32 @@
+"""Tiles inside tiles: the step of a tile with a part of it as loops over smaller tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import fx
+
+from lowtide.capture.differentiate import Change, Example, differentiated
+from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.outside import in_halves
+from lowtide.capture.tile import Differentiate, Tiling
+from lowtide.graph import Rect
+
+__all__ = ["Inner", "nested"]
+
+Inner = Callable[[Joint], tuple[str, Sequence[Rect]] | None]
+"""Chooses for the step of a tile where a loop inside it ends, and over which boxes; None: there is none."""
+
+
+def nested(inner: Inner) -> Differentiate:
+    """What differentiates the forward graph of a tile with such a loop in it."""
+
+    def made(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf], change: Change) -> Joint:
+        plain = differentiated(graph, examples, leaves)
+        chosen = inner(plain)
+        if chosen is None:
+            return differentiated(graph, examples, leaves, change)
+        end, boxes = chosen
+        return in_halves(Tiling(plain, (), end), boxes, change)
+
+    return made
