@@ -276,3 +276,26 @@ def test_fit_keeps_a_module_in_less_than_recomputation_can(monkeypatch, tmp_path
     torch._dynamo.reset()
     monkeypatch.setattr("lowtide.execute.planned.in_tiles", None)  # the plan is known
     assert lowtide.fit(model, x, **asked).plan.program == plan.program
+
+
+def test_fit_puts_loops_into_tiles_where_a_sample_is_too_large(monkeypatch):
+    monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
+    for name in ("grids", "middles", "endings"):
+        monkeypatch.setattr(tiling, name, lambda *_: iter(()))
+    layers = [nn.Conv2d(2, 16, 3, padding=1), nn.GELU(), nn.MaxPool2d(6), nn.Flatten(), nn.Linear(576, 5)]
+    model, x = nn.Sequential(*layers), torch.randn(3, 2, 36, 36)
+    asked = {
+        "budget": "25%",
+        "only": "recompute,tile",
+        "cost": "estimated",
+        "time_limit": 0.2,
+        "cache": False,
+    }
+    step = lowtide.fit(classified, model, x, **asked)
+    assert "inside     4 tiles of 1×16×6×6 to max_pool2d" in step.plan.explain()
+    step(model, x).backward()
+    ours = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    classified(model, x).backward()
+    for p, gradient in zip(model.parameters(), ours, strict=True):
+        torch.testing.assert_close(gradient, p.grad, rtol=1e-4, atol=1e-5)
