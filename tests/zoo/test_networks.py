@@ -16,6 +16,7 @@ PUBLISHED = {
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
     "vgg19": 143_667_240,
+    "vgg16body": 14_714_688 + 512 * 10 + 10,
     "densenet161": 28_681_000,
     "gpt2": 354_823_168,
 }
@@ -121,7 +122,7 @@ def test_a_fresh_classifier_knows_nothing():
 def test_every_network_describes_itself():
     assert NAMES == (
         "unet", "resnet50", "resnet152", "resnet50-inference", "alexnet", "locallyconnected", "convpool",
-        "vgg19", "densenet161", "gpt2",
+        "vgg19", "vgg16body", "densenet161", "gpt2",
     )  # fmt: skip
     for name in NAMES:
         network = zoo.network(name)

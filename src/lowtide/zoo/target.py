@@ -22,7 +22,7 @@ from lowtide.zoo.locallyconnected import LOCALLY_CONNECTED
 from lowtide.zoo.resnet import RESNET50, RESNET50_INFERENCE, RESNET152
 from lowtide.zoo.unet import UNET
 from lowtide.zoo.usercode import build_code
-from lowtide.zoo.vgg import VGG19
+from lowtide.zoo.vgg import VGG16_BODY, VGG19
 
 __all__ = [
     "CodeTarget",
@@ -47,6 +47,7 @@ NETWORKS = {
         LOCALLY_CONNECTED,
         CONVPOOL,
         VGG19,
+        VGG16_BODY,
         DENSENET161,
         GPT2,
     )
