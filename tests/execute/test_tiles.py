@@ -13,7 +13,7 @@ from torch import nn
 
 from lowtide import zoo
 from lowtide.capture.tile import Tiling
-from lowtide.execute.tiling import endings
+from lowtide.execute.regions import endings
 from lowtide.zoo import vgg
 from tests.execute.tiles import gradients, in_tiles
 
@@ -21,6 +21,7 @@ CONVPOOL = "convpool:batch=3,size=22,channels=2"
 UNET = "unet:base=1,batch=2,size=188"
 ALEXNET = "alexnet:batch=2,size=91"
 VGG = "vgg19:batch=3,size=32,classes=10"
+BODY = "vgg16body:width=1,size=100"
 GPT2 = "gpt2:batch=3,layers=1,width=16,heads=2,length=5,vocab=256"
 DROPPING = f"{GPT2},dropout=20"
 
@@ -97,13 +98,14 @@ def compared(address, parts, cut, dtype):
 
 CASES = [
     (CONVPOOL, (2, 1, 1, 1), everything, 2),
-    (CONVPOOL, (1, 1, 4, 4), everything, 16),
+    (CONVPOOL, (1, 1, 4, 4), everything, 9),
     (CONVPOOL, (2, 2, 3, 2), everything, 24),
     (UNET, (2, 1, 1), everything, 2),
     (UNET, (1, 2, 2), everything, 4),
-    (UNET, (2, 1, 3), everything, 6),
+    (UNET, (2, 1, 3), everything, 4),
     (ALEXNET, (2, 2, 1, 2), everything, 8),
     (VGG, (2,), everything, 2),
+    (BODY, (1, 1, 3), everything, 3),
     (GPT2, (3,), everything, 3),
     (GPT2, (4,), ending, 4),
     (DROPPING, (2,), everything, 2),

@@ -10,9 +10,11 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import add
 
 import torch
 from torch import fx
@@ -126,11 +128,14 @@ class Tiling:
         raise CaptureError("the loss is no sum over a batch, rows or an image")
 
     def boxes(self, parts: Sequence[int]) -> list[Rect]:
-        """A grid of boxes over the axes, row by row; sizes along an axis differ by one at most."""
-        found = [Rect.of_shape(self.axes)]
-        for axis, count in enumerate(parts):
-            found = [piece for box in found for piece in box.split(axis, count)]
-        return found
+        """A grid of boxes over the axes, row by row, at most so many along each.
+
+        All have the same size but the last along an axis, so that few differ in more than their place.
+        """
+        sides = [max(1, -(-length // count)) for length, count in zip(self.axes, parts, strict=False)]
+        sides += self.axes[len(sides) :]
+        starts = [range(0, length, side) for length, side in zip(self.axes, sides, strict=True)]
+        return [Rect(lo, tuple(map(add, lo, sides))).clip(self.axes) for lo in itertools.product(*starts)]
 
     def needed(self, over: Rect) -> tuple[dict[int, Rect], set[int]]:
         """The part of every tensor that a box needs; and those among them that are made as a whole before."""

@@ -1,47 +1,78 @@
-"""What tiles of a step compute, and how much of it is there at once, told from boxes alone."""
+"""What tiles of a step compute, hold and read, from shapes alone."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lowtide.capture.tile import Tiling
-from lowtide.graph import RESIDENT_ROLES, Rect
+from lowtide.graph import RESIDENT_ROLES, Rect, Role
 
-__all__ = ["geometry", "working"]
-
-_SAMPLES = 8
-"""So many tiles are looked at."""
+__all__ = ["Geometry", "geometry", "working"]
 
 
-def geometry(tiling: Tiling, boxes: Sequence[Rect]) -> tuple[int, float]:
-    """The largest working set of an operator in one tile; elements computed over those of the whole."""
-    some = random.Random(0).sample(list(boxes), min(_SAMPLES, len(boxes)))  # noqa: S311
-    whole, _ = _computed(tiling, Rect.of_shape(tiling.axes))
-    looked = [_computed(tiling, box) for box in (*some, max(boxes, key=lambda box: box.size))]
-    parts = [made for made, _ in looked[:-1]]
-    return max(working for _, working in looked), sum(parts) / len(parts) * len(boxes) / max(1, whole)
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Figures of a way to cut."""
+
+    working_bytes: int
+    """What an operator reads and writes at once, the most in any tile."""
+    elements: int
+    """Of the largest tensor that a tile makes."""
+    overlap: float
+    """Elements that all tiles compute, over those of the whole step."""
+    read: float
+    """Elements that all tiles read of the batch, over those of the whole step."""
+
+
+def geometry(tiling: Tiling, boxes: Sequence[Rect], samples: int | None = None) -> Geometry:
+    """The figures of tiles of these boxes; with ``samples``, those of so many tiles stand for all."""
+    looked = list(boxes)
+    if samples is not None and samples < len(looked):
+        looked = random.Random(0).sample(looked, samples)  # noqa: S311
+        looked.append(max(boxes, key=lambda box: box.size))
+    whole = _tile(tiling, Rect.of_shape(tiling.axes))
+    tiles = [_tile(tiling, box) for box in looked]
+    counted = tiles if samples is None else tiles[:samples]
+    times = len(boxes) / len(counted)
+    return Geometry(
+        max(tile.working for tile in tiles),
+        max(tile.largest for tile in tiles),
+        times * sum(tile.made for tile in counted) / max(1, whole.made),
+        times * sum(tile.read for tile in counted) / max(1, whole.read),
+    )
 
 
 def working(tiling: Tiling, over: Rect) -> int:
     """The largest working set of an operator for a box, in bytes."""
-    return _computed(tiling, over)[1]
+    return _tile(tiling, over).working
 
 
-def _computed(tiling: Tiling, over: Rect) -> tuple[int, int]:
-    """Elements that are computed for a box, and the largest working set of an operator, in bytes."""
+@dataclass(slots=True)
+class _Tile:
+    made: int = 0
+    read: int = 0
+    largest: int = 0
+    working: int = 0
+
+
+def _tile(tiling: Tiling, over: Rect) -> _Tile:
     graph = tiling.graph
     needed, before = tiling.needed(over)
     size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
-    made = most = 0
+    found = _Tile(read=sum(box.size for t, box in needed.items() if graph.tensors[t].role is Role.INPUT))
     for op, _ in tiling.steps:
         outputs = [t for t in op.outputs if t in needed and t not in before]
         new = [t for t in outputs if graph.tensors[t].alias is None]
-        made += sum(needed[t].size for t in new)
+        if not new:
+            continue
+        found.made += sum(needed[t].size for t in new)
+        found.largest = max(found.largest, *(needed[t].size for t in new))
         there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
-        most = max(most, int(sum(size[t] for t in there)) if new else 0)
-    return made, most
+        found.working = max(found.working, int(sum(size[t] for t in there)))
+    return found
 
 
 def _item(size: int, shape: tuple[int, ...] | None) -> float:

@@ -178,10 +178,12 @@ def costs_of(
     kind: str,
     run: Callable[[Marker], object] | None,
     origin: str = "measured",
+    time_limit: float = 60.0,
 ) -> Costs:
     """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
 
-    The origin ``known`` stands for what the cache has, and estimates of the rest.
+    The origin ``known`` stands for what the cache has, and estimates of the rest. What is left to measure
+    after ``time_limit`` seconds is timed once, as the step runs it.
     """
     if origin == "known":
         cache = open_cache(cache_folder(), environment(kind))
@@ -197,7 +199,7 @@ def costs_of(
         if all(cost is not None for cost in known):
             found = tuple(cost for cost in known if cost is not None)
         else:
-            found = measure(graph, targets, run, cache=cache).costs
+            found = measure(graph, targets, run, cache=cache, time_limit=time_limit).costs
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
     return Costs(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from math import prod
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.local import supported
@@ -15,7 +15,7 @@ from lowtide.errors import CaptureError
 from lowtide.execute.geometry import working
 from lowtide.graph import Graph, Op, Phase, Rect
 
-__all__ = ["counts", "endings", "inside", "middles", "result_grids", "result_of"]
+__all__ = ["endings", "grids", "inside", "middles", "result_grids", "result_of", "rows"]
 
 _LARGE = 0.5
 """A tensor of this share of the largest is large."""
@@ -23,6 +23,10 @@ _SMALL = 0.5
 """One of this share at most is a good place for a loop to begin or to end."""
 _LESS = 0.95
 """An axis is worth cutting where its halves work on less than this share of what the whole works on."""
+_PART = 1 / 8
+"""Share of the budget that one part of an ending's largest tensor may take."""
+_ENDINGS = 2
+"""So many ways to cut an ending are tried."""
 _AXES = 2
 """So many axes are cut beside the first, the last ones: height and width."""
 
@@ -73,7 +77,7 @@ def middles(joint: Joint) -> list[str]:
         one = graph.tensors[t]
         if k < last and before >= _LARGE * most and one.bytes <= _SMALL * before and len(one.shape or ()) > 1:
             found.append(t)
-            if prod((one.shape or ())[2:]) > 1:
+            if math.prod((one.shape or ())[2:]) > 1:
                 left.setdefault(t, max(one.bytes, _largest(graph, ops[k + 1 :])))
     deep = sorted(left, key=lambda t: left[t])
     return [graph.tensors[t].id for t in dict.fromkeys((*found[-1:], *deep[:1]))]
@@ -85,6 +89,30 @@ def result_of(joint: Joint) -> str:
         return ""
     one = joint.graph.tensors[joint.outputs[0]]
     return "" if one.shape in ((), (1,)) else one.id
+
+
+def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
+    """Ways to cut: the first axis into more and more parts, then height and width as well, into squares."""
+    axes = tiling.axes
+    for count in counts(axes[0]):
+        yield (count,) + (1,) * (len(axes) - 1)
+    if len(axes) < 3:
+        return
+    between = (1,) * (len(axes) - 3)
+    for count in counts(max(axes[-2:])):
+        side = math.ceil(max(axes[-2:]) / count)
+        yield (axes[0], *between, *(math.ceil(length / side) for length in axes[-2:]))
+
+
+def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
+    """Ways to cut an ending: its largest tensor in parts that are small in the budget, but not too small."""
+    graph, axes = tiling.graph, tiling.axes
+    made = {t for op, _ in tiling.steps for t in op.outputs}
+    most = max(graph.tensors[t].bytes for t in tiling.needed(Rect.of_shape(axes))[0] if t in made)
+    least = math.ceil(most / (_PART * budget))
+    powers = [2**k for k in range(1, 20) if least <= 2**k <= axes[0]]
+    for count in powers[:_ENDINGS]:
+        yield (count,) + (1,) * (len(axes) - 1)
 
 
 def result_grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:

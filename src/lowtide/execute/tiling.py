@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from lowtide.execute.geometry import geometry
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
-from lowtide.execute.regions import counts, endings, inside, middles, result_grids, result_of
+from lowtide.execute.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
 from lowtide.graph import LOOP, Rect
@@ -43,14 +44,10 @@ _SHARE = 0.4
 """Of the time limit, for one way to cut."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
-_PART = 1 / 8
-"""Share of the budget that one part of an ending's largest tensor may take."""
 _IMAGE = 3
 """A loss with so many axes has those of an image: it is cut along them, and tiles hold no loops."""
 _NESTED = 4
 """So many ways to cut inside of tiles are tried."""
-_ENDINGS = 2
-"""So many ways to cut an ending are tried."""
 _GOOD_ENOUGH = 0.1
 """Where a loop over the ending of a step adds no more than this, the whole step is not cut."""
 _LESS = 0.97
@@ -58,6 +55,12 @@ _LESS = 0.97
 _PATIENCE = 8
 """All of the search, with capturing and measuring, takes no more than so many times the time limit."""
 _CONVOLUTION = "aten.convolution"
+_SAMPLES = 8
+"""So many tiles stand for all of a way to cut."""
+_ELEMENTS = 2**31 - 1
+"""Tiles with larger tensors are not tried: many kernels count elements in 32 bits."""
+_REPEATED = 60.0
+"""Seconds for measuring the body of most tiles."""
 _WORSE = 2
 """So many ways in a row may be slower than the best before the search ends."""
 
@@ -116,29 +119,6 @@ def in_tiles(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
     return search.best
-
-
-def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
-    """Ways to cut: the first axis into more and more parts, then height and width as well."""
-    axes = tiling.axes
-    for count in counts(axes[0]):
-        yield (count,) + (1,) * (len(axes) - 1)
-    if len(axes) < 3:
-        return
-    between = (1,) * (len(axes) - 3)
-    for count in counts(max(axes[-2:])):
-        yield (axes[0], *between, min(count, axes[-2]), min(count, axes[-1]))
-
-
-def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
-    """Ways to cut an ending: its largest tensor in parts that are small in the budget, but not too small."""
-    graph, axes = tiling.graph, tiling.axes
-    made = {t for op, _ in tiling.steps for t in op.outputs}
-    most = max(graph.tensors[t].bytes for t in tiling.needed(Rect.of_shape(axes))[0] if t in made)
-    least = math.ceil(most / (_PART * budget))
-    counts = [2**k for k in range(1, 20) if least <= 2**k <= axes[0]]
-    for count in counts[:_ENDINGS]:
-        yield (count,) + (1,) * (len(axes) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +211,15 @@ class _Search:
         boxes = tiling.boxes(parts)
         if self.inner is not None:
             return self.tried(tiling, boxes, self.room.beside_bytes())
-        working, overlap = geometry(tiling, boxes)
-        if overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT) or working >= self.largest:
+        shape = geometry(tiling, boxes, _SAMPLES)
+        if shape.overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT):
             return True
-        self.largest = working
+        if shape.working_bytes >= self.largest:
+            return True
+        self.largest = shape.working_bytes
         beside = self.room.beside_bytes()
         resident = Memory(with_state(self.joint.graph, self.state)).resident_bytes
-        if working + beside + resident > self.budget:
+        if shape.working_bytes + beside + resident > self.budget or shape.elements > _ELEMENTS:
             return True
         return self.tried(tiling, boxes, beside)
 
@@ -266,9 +248,9 @@ class _Search:
 
     def _planned(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
         settings, cut, end = self.settings, tiling.begins, tiling.ends
-        ways = [self._cut_up(tiling, boxes, last) for last in self.layouts()]
-        way = min(ways, key=lambda one: one.seconds)
-        self.channels_last = way.channels_last
+        if self.channels_last is None:
+            self.channels_last = self.faster_layout(tiling, boxes)
+        way = self._cut_up(tiling, boxes, self.channels_last)
         whole, kind = way.whole, device_of(way.whole.graph)
         all_of_it = not cut and end == result_of(self.joint)
         began = time.monotonic()
@@ -296,15 +278,15 @@ class _Search:
         least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
-    def layouts(self) -> list[bool]:
-        """Ways for images to lie in memory: as they do, or with channels last; the faster one, once known.
+    def faster_layout(self, tiling: Tiling, boxes: Sequence[Rect]) -> bool:
+        """Whether images had better lie with channels last than as they do, by the tile in the middle.
 
         Convolutions on CUDA turn images around before and after, unless they lie with channels last.
         """
-        if self.channels_last is not None:
-            return [self.channels_last]
-        images = any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops)
-        return [False, True] if images else [False]
+        if not any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops):
+            return False
+        one = [_middle(boxes)]
+        return self._cut_up(tiling, one, True).seconds < self._cut_up(tiling, one, False).seconds
 
     def _cut_up(self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool) -> _Way:
         """The step in these tiles, with what their operators take."""
@@ -327,12 +309,32 @@ class _Search:
             region: Region | Half = whole.calls[at].target
             values = _values(whole, at, arguments)
             numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
-            steps += [self._measured(region, k, body, values, kind) for k, body in enumerate(region.bodies)]
+            steps += self._all_measured(region, values, kind)
             which.append([numbers[id(tile.joint)] for tile in region.tiles])
         return steps, which
 
+    def _all_measured(
+        self, region: Region | Half, values: Sequence[torch.Tensor], kind: str
+    ) -> list[TileStep]:
+        """The bodies with their costs: that of most tiles first, the others in the time limit altogether."""
+        turns = Counter(id(tile.joint) for tile in region.tiles)
+        bodies = list(enumerate(region.bodies))
+        bodies.sort(key=lambda pair: -turns[id(pair[1])])
+        found = {bodies[0][0]: self._measured(region, *bodies[0], values, kind, _REPEATED)}
+        end = time.monotonic() + self.settings.time_limit
+        for k, body in bodies[1:]:
+            left = max(0.0, end - time.monotonic())
+            found[k] = self._measured(region, k, body, values, kind, left)
+        return [found[k] for k in range(len(bodies))]
+
     def _measured(
-        self, region: Region | Half, number: int, body: Joint, values: Sequence[torch.Tensor], kind: str
+        self,
+        region: Region | Half,
+        number: int,
+        body: Joint,
+        values: Sequence[torch.Tensor],
+        kind: str,
+        time_limit: float,
     ) -> TileStep:
         loops = [k for k, op in enumerate(body.graph.ops) if op.kind == LOOP]
         if loops:
@@ -347,8 +349,17 @@ class _Search:
             assert program is not None
             run_body(region, number, program, values, marker)
 
-        costs = costs_of(body.graph, targets, kind, run if program else None, self.settings.cost)
+        measured = run if program else None
+        costs = costs_of(body.graph, targets, kind, measured, self.settings.cost, time_limit)
         return TileStep(body.graph, costs, able_in_place(body))
+
+
+def _middle(boxes: Sequence[Rect]) -> Rect:
+    """The box of a grid nearest to its middle: there are most of its sort."""
+    ends = boxes[-1].hi
+    return min(
+        boxes, key=lambda box: sum(abs(lo + hi - end) for (lo, hi), end in zip(box, ends, strict=True))
+    )
 
 
 def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
