@@ -10,9 +10,13 @@ from lowtide import zoo
 from lowtide.capture.loop import looped
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
+from lowtide.errors import InfeasibleError
 from lowtide.execute.geometry import geometry
-from lowtide.execute.regions import grids
+from lowtide.execute.planning import Settings
+from lowtide.execute.room import Room
+from lowtide.execute.tiling import _Search, grids
 from lowtide.graph import LOOP
+from lowtide.plan.plan import Side
 
 SIZE = 20_480
 LAYERS = (
@@ -101,3 +105,18 @@ def test_a_grid_has_nine_bodies_at_most():
     )
     assert len(region.tiles) == 20
     assert len(region.bodies) == 9
+
+
+def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
+    """In four or nine tiles the first maps have 7 and 3.2 billion elements, which fit into this budget."""
+    tried = []
+
+    def planned(self, boxes, cut, beside):
+        tried.append(len(boxes))
+        raise InfeasibleError("", budget=1, smallest_budget=2, floor=0)
+
+    monkeypatch.setattr(_Search, "_planned", planned)
+    whole = tiling()
+    search = _Search(whole.joint, (), Room(()), Settings.of("1TB"), 10**12, Side(10**12, 1.0))
+    search.attempts(whole, grids(whole), ())
+    assert tried[0] == 16
