@@ -25,8 +25,9 @@ PARTS: dict[str, list[list[str]]] = {
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],
     "curves": [["curves.py", "--name", "cuda", "unet", "resnet50", "gpt2"]],
+    "image": [["large_image.py"]],
 }
-GPU = {"budgets", "curves"}
+GPU = {"budgets", "curves", "image"}
 
 
 def main() -> None:
