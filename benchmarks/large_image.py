@@ -1,6 +1,6 @@
 """One step of VGG-16's body on one very large image, in tiles, inside a budget; its gradients checked on a smaller one.
 
-    python benchmarks/large_image.py [--device cuda] [--size 20480] [--budget 40GB] [--check 1024] [--stream]
+    python benchmarks/large_image.py [--device cuda] [--size 20480] [--budget 40GB] [--check 1024] [--stream [float32]]
 
 Prints a report and stores it under benchmarks/results/ as large-image-DEVICE.json and .md. Where lightstream can be
 imported, it takes part in the check; with --stream it also runs the large image.
@@ -25,7 +25,7 @@ import torch
 from lowtide import fit, zoo
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
-from lowtide.cost.watch import watch_cpu, watch_cuda
+from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
 from lowtide.execute import planned, planning, tiling
 from lowtide.execute.geometry import geometry
@@ -103,33 +103,33 @@ def timed(
     device = options.device
     seconds = []
     for _ in range(options.steps + 1):
-        _forget(parameters)
-        gc.collect()
-        settled(device)
+        fresh(parameters, device)
         began = time.perf_counter()
         loss = step(*batch)
         settled(device)
         seconds.append(time.perf_counter() - began)
-    _forget(parameters)
-    gc.collect()
-    settled(device)
     if device == "cuda":
-        there = torch.cuda.memory_allocated()
-        _, seen = watch_cuda(lambda _: step(*batch), torch.device(device))
-    else:
-        there = sum(t.numel() * t.element_size() for t in (*batch, *parameters))
+        peak = torch.cuda.max_memory_allocated()
+    else:  # watching takes time there: in a step of its own
+        fresh(parameters, device)
         _, seen = watch_cpu(lambda _: step(*batch))
+        peak = seen.peak_bytes + sum(t.numel() * t.element_size() for t in (*batch, *parameters))
     return {
         "loss": float(loss),
         "first_seconds": seconds[0],
         "seconds": sum(seconds[1:]) / max(1, len(seconds) - 1),
-        "peak_bytes": there + seen.peak_bytes,
+        "peak_bytes": peak,
     }
 
 
-def _forget(parameters: Sequence[Any]) -> None:
+def fresh(parameters: Sequence[Any], device: str) -> None:
+    """As before a step: no gradients, nothing left to collect, the peak forgotten."""
     for parameter in parameters:
         parameter.grad = None
+    gc.collect()
+    settled(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
 
 def gradients(parameters: Sequence[Any]) -> list[torch.Tensor]:
@@ -221,6 +221,10 @@ def large(options: argparse.Namespace) -> tuple[dict[str, Any], list[torch.Tenso
 
 def large_streamed(options: argparse.Namespace, ours: list[torch.Tensor], single: bool) -> dict[str, Any]:
     """The large image by lightstream, and how far its gradients are from ours."""
+    torch._dynamo.reset()  # nothing of the step before is kept
+    gc.collect()
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
     model, batch = model_of(options, torch.float32), batch_of(options.size, options, torch.float32)
     row = {
         "way": "lightstream, float32" if single else "lightstream as it comes",
@@ -393,8 +397,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=int, default=1024, help="pixels of the check; 0 leaves it out")
     parser.add_argument("--check-tile", type=int, default=608, help="pixels of lightstream's tiles there")
-    parser.add_argument("--stream", action="store_true", help="the large image by lightstream too")
+    parser.add_argument(
+        "--stream", nargs="?", const="both", choices=["float32", "bfloat16", "both"],
+        help="the large image by lightstream too; its backward pass on CUDA is in bfloat16 as it comes",
+    )  # fmt: skip
     parser.add_argument("--stream-tile", type=int, default=0, help="pixels of its tiles; else those of ours")
+    parser.add_argument("--name", default="large-image")
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
@@ -414,9 +422,9 @@ def main() -> None:
         if options.stream and available():
             widest = report["large"].get("widest_tile_pixels", options.size)
             options.stream_tile = options.stream_tile or -(-widest // SHRINK) * SHRINK
-            ways = (True, False) if options.device == "cuda" else (True,)
+            ways = {"float32": [True], "bfloat16": [False], "both": [True, False]}[options.stream]
             report["streamed"] = []
-            for single in ways:
+            for single in ways if options.device == "cuda" else [True]:
                 report["streamed"].append(large_streamed(options, ours, single))
                 _store(report, options)
     if options.check:
@@ -429,7 +437,7 @@ def _store(report: dict[str, Any], options: argparse.Namespace) -> str:
     """Written after every part, so that what fails later does not lose it."""
     text = told(report)
     options.output.mkdir(parents=True, exist_ok=True)
-    name = f"large-image-{options.device}"
+    name = f"{options.name}-{options.device}"
     write_atomically(options.output / f"{name}.json", json.dumps(report, indent=2).encode() + b"\n")
     write_atomically(options.output / f"{name}.md", text.encode())
     return text
