@@ -13,8 +13,9 @@ from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError
 from lowtide.execute.geometry import geometry
 from lowtide.execute.planning import Settings
+from lowtide.execute.regions import grids
 from lowtide.execute.room import Room
-from lowtide.execute.tiling import _Search, grids
+from lowtide.execute.tiling import _Search
 from lowtide.graph import LOOP
 from lowtide.plan.plan import Side
 
@@ -111,7 +112,7 @@ def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
     """In four or nine tiles the first maps have 7 and 3.2 billion elements, which fit into this budget."""
     tried = []
 
-    def planned(self, boxes, cut, beside):
+    def planned(self, tiling, boxes, beside):
         tried.append(len(boxes))
         raise InfeasibleError("", budget=1, smallest_budget=2, floor=0)
 
