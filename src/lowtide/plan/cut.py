@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil, inf
 
-import highspy
 import numpy as np
 
 from lowtide.plan.lanes import Link
 from lowtide.plan.problem import Problem
+from lowtide.plan.rows import Rows, Solution
 from lowtide.plan.schedule import Event, held_at
-from lowtide.plan.solver import new_solver, run_solver
 
-__all__ = ["CutResult", "solve_cuts"]
+__all__ = ["CutResult", "Ties", "solve_cuts"]
 
 _TOLERANCE = 1e-6
 _PLACES = 24
@@ -49,33 +48,14 @@ class CutResult:
     """Storages that the solution keeps on the host, each with a cut that it is away over."""
 
 
-class _Rows:
-    """A mixed-integer program under construction."""
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What makes a cut program smaller: one choice for several operators."""
 
-    def __init__(self) -> None:
-        self.costs: list[float] = []
-        self.lower: list[float] = []
-        self.upper: list[float] = []
-        self.starts = [0]
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.row_lower: list[float] = []
-        self.row_upper: list[float] = []
-
-    def variable(self, cost: float = 0.0, at_least: float = 0.0, at_most: float = 1.0) -> int:
-        """A variable that is 0 or 1, or where it may grow beyond, any number."""
-        self.costs.append(cost)
-        self.lower.append(at_least)
-        self.upper.append(at_most)
-        return len(self.costs) - 1
-
-    def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float = inf) -> None:
-        for column, value in terms:
-            self.columns.append(column)
-            self.values.append(value)
-        self.starts.append(len(self.columns))
-        self.row_lower.append(lower)
-        self.row_upper.append(upper)
+    alike: Sequence[int]
+    """A number for each operator; those with the same get the same choice."""
+    held: Collection[tuple[int, int]] = ()
+    """Storages, each with an operator that runs again only where the storage is held."""
 
 
 class _Program:
@@ -92,7 +72,7 @@ class _Program:
         self.off: list[dict[int, int]] = []
         self.budget = budget
         self.cuts = list(cuts)
-        self.rows = _Rows()
+        self.rows = Rows()
         self.keep: list[dict[int, int]] = []
         self.redo: list[dict[int, int]] = []
         self.impossible = False
@@ -287,39 +267,36 @@ class _Program:
                 values[column] = max(values[column], float(kept_on and self.problem.producer[s] not in again))
         return values
 
-    def solve(
-        self, nodes: int, seconds: float, slack: float, start: Collection[Event] | None
-    ) -> tuple[str, float, np.ndarray | None]:
-        """How it ended, the dual bound, and the best values."""
-        rows = self.rows
-        count = len(rows.costs)
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = count, len(rows.row_lower)
-        model.col_cost_ = np.array(rows.costs)
-        model.col_lower_, model.col_upper_ = np.array(rows.lower), np.array(rows.upper)
-        model.row_lower_, model.row_upper_ = np.array(rows.row_lower), np.array(rows.row_upper)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array(rows.starts, dtype=np.int32)
-        model.a_matrix_.index_ = np.array(rows.columns, dtype=np.int32)
-        model.a_matrix_.value_ = np.array(rows.values)
-        kinds = highspy.HighsVarType
-        model.integrality_ = [kinds.kInteger if top <= 1 else kinds.kContinuous for top in rows.upper]
+    def solve(self, nodes: int, seconds: float, slack: float, start: Collection[Event] | None) -> Solution:
+        """The solution of the whole program."""
         gap = max(_TOLERANCE / 2, slack * 1e4)
-        solver = new_solver(threads=1, mip_abs_gap=gap, mip_max_nodes=nodes, time_limit=seconds)
-        solver.passModel(model)
-        if start is not None:
-            solution = highspy.HighsSolution()
-            solution.col_value = list(self.start(start))
-            solver.setSolution(solution)
-        run_solver(solver)
-        status = solver.getModelStatus()
-        info = solver.getInfo()
-        if status == highspy.HighsModelStatus.kInfeasible:
-            return "infeasible", 0.0, None
-        solution = solver.getSolution()
-        values = np.array(solution.col_value) if solution.value_valid else None
-        done = status == highspy.HighsModelStatus.kOptimal
-        return "optimal" if done else "stopped", info.mip_dual_bound, values
+        return self.rows.solve(nodes, seconds, gap, None if start is None else self.start(start))
+
+    def solve_tied(self, ties: Ties, nodes: int, seconds: float, slack: float) -> Solution:
+        """A solution in which operators with the same number share their choices, and so their storages."""
+        problem, alike = self.problem, ties.alike
+        for keep, redo in zip(self.keep, self.redo, strict=True):
+            for s, op in ties.held:
+                if s in keep and op in redo:
+                    self.rows.row([(keep[s], 1.0), (redo[op], -1.0)], 0.0)
+        same = list(range(len(self.rows.costs)))
+        number: dict[tuple[int, ...], int] = {}
+
+        def tie(column: int, *key: int) -> None:
+            if not self.rows.lower[column]:  # else it is no choice
+                same[column] = number.setdefault(key, column)
+
+        for window, (keep, redo, off) in enumerate(zip(self.keep, self.redo, self.off, strict=True)):
+            for kind, columns in enumerate((keep, off)):
+                for s, column in columns.items():
+                    op = problem.producer[s]
+                    tie(column, kind, window, alike[op], problem.writes[op].index(s))
+            for op, column in redo.items():
+                tie(column, 2, window, alike[op])
+        rows, place = self.rows.tied(same)
+        found = rows.solve(nodes, seconds, max(_TOLERANCE / 2, slack * 1e4))
+        values = None if found.values is None else found.values[place]
+        return Solution(found.status, 0.0, values)
 
 
 def _marks(count: int) -> list[int]:
@@ -338,6 +315,7 @@ def solve_cuts(
     heavy: Collection[int] = (),
     start: Collection[Event] | None = None,
     link: Link | None = None,
+    ties: Ties | None = None,
 ) -> CutResult:
     """A lower bound on the time any schedule inside ``budget`` spends on running again, from these cuts.
 
@@ -345,14 +323,19 @@ def solve_cuts(
     time of the whole step; ``seconds`` is a deadline. ``heavy`` operators, where they run again, must find
     room beside what is held through the window. ``start`` is a schedule inside the budget to begin with. With
     a ``link``, storages may come from the host too, as far as its lanes reach; waiting counts as time then.
+    With ``ties`` the program is smaller and sooner solved, and no bound comes of it.
     """
     program = _Program(problem, budget, sorted(set(cuts)), heavy, link)
     if program.impossible:
         return CutResult(0, feasible=False, solved=True, events=None)
-    status, dual, values = program.solve(nodes, seconds, slack, start)
-    if status == "infeasible":
-        return CutResult(0, feasible=False, solved=True, events=None)
-    dual = max(0.0, dual if dual > -1e29 else 0.0)
+    if ties is not None:
+        solution = program.solve_tied(ties, nodes, seconds, slack)
+    else:
+        solution = program.solve(nodes, seconds, slack, start)
+    values = solution.values
+    if solution.status == "infeasible":
+        return CutResult(0, feasible=ties is not None, solved=ties is None, events=None)
+    dual = max(0.0, solution.dual if solution.dual > -1e29 else 0.0)
     bound = max(0, ceil(dual * program.unit - max(_TOLERANCE * program.unit, 1e-7 * dual * program.unit)))
     events = None if values is None else _events(problem, program, values)
     away: dict[int, int] = {}
@@ -360,7 +343,7 @@ def solve_cuts(
         for s, c in off.items():
             if values is not None and values[c] > 0.5:
                 away.setdefault(s, cut)
-    return CutResult(bound, True, status == "optimal", events, away)
+    return CutResult(bound, True, solution.status == "optimal", events, away)
 
 
 def _events(problem: Problem, program: _Program, values: np.ndarray) -> frozenset[Event]:
