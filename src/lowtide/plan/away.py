@@ -14,11 +14,13 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 
+from lowtide.plan.blocks import shared
 from lowtide.plan.cut import solve_cuts
+from lowtide.plan.found import Found
 from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.lower import lower
 from lowtide.plan.offload import Trip, hurried, prefix, relaxed, trips, with_trips
-from lowtide.plan.portfolio import Found, Progress, recompute_or_none
+from lowtide.plan.portfolio import Progress, recompute_or_none
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, evaluate, order
 from lowtide.plan.simulate import simulate
@@ -29,6 +31,12 @@ _CAREFUL = 0.9
 """The share of the link's rates that plans are chosen by; the bound, and what is told, are for all of it."""
 _LARGE = 1000
 """From so many operators on, recomputation alone gets half of the time."""
+_REPEATING = 300
+"""From so many operators on, repeated blocks are looked for."""
+_REUSING = 0.2
+"""Share of the time limit after which no other way to choose once for their copies is begun."""
+_SLACK = 5e-4
+"""What such a choice may leave open, as a share of the time of the plain step."""
 _ROUNDS = 6
 """So often the cut program may grow."""
 _TRIES = (
@@ -113,6 +121,8 @@ class _Away:
         Some rounds give the bound, the others plans, for copies that are a little late.
         """
         for link in (self.link, self.careful):
+            if link is self.careful:
+                self.reuse()
             cuts, until = self.cuts, self.left() - self.time_limit * _GROWING
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
@@ -136,6 +146,28 @@ class _Away:
                 if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
                     break
                 cuts = cuts | {worst}
+
+    def reuse(self) -> None:
+        """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
+        large = self.recomputing and len(self.problem.ops) >= _REPEATING
+        ways = shared(self.problem, self.plain) if large else []
+        until = self.left() - self.time_limit * _REUSING
+        for ties in ways[1:] + ways[:1]:
+            if self.done() or self.left() < until:
+                break
+            seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
+            result = solve_cuts(
+                self.problem,
+                self.budget,
+                [max(range(len(self.plain.live)), key=self.plain.live.__getitem__)],
+                nodes=100,
+                seconds=seconds,
+                slack=_SLACK,
+                link=self.careful,
+                ties=ties,
+            )
+            if result.events is not None:
+                self.attempt(result.away, result.events)
 
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""

@@ -4,13 +4,14 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
 2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
-   the shortest path of step 6;
-3. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
+   the shortest path of step 7;
+3. for large problems with repeated blocks a cut program with one choice for all copies;
+4. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
-4. greedy by next use: nearly always feasible;
-5. annealing from the best starts, then again from the best plan;
-6. for small problems the shortest path over what is held: exact, and with several runs before an instant;
-7. cut programs again, with cuts where the best plan touches the budget.
+5. greedy by next use: nearly always feasible; then step 3 again in other ways, mended by a cold annealing;
+6. annealing from the best starts, then again from the best plan;
+7. for small problems the shortest path over what is held: exact, and with several runs before an instant;
+8. cut programs again, with cuts where the best plan touches the budget.
 
 Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
 limit is a deadline that cuts the work short on a slow machine.
@@ -25,18 +26,19 @@ from math import inf
 
 from lowtide.errors import InfeasibleError
 from lowtide.plan.anneal import Annealer
+from lowtide.plan.blocks import shared
 from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
+from lowtide.plan.cut import Ties, solve_cuts
 from lowtide.plan.exact import exact
+from lowtide.plan.found import Found
 from lowtide.plan.greedy import greedy
-from lowtide.plan.lower import lower
 from lowtide.plan.pauses import as_events
 from lowtide.plan.problem import Problem, median_time
-from lowtide.plan.program import Program
 from lowtide.plan.schedule import Event, Outcome, evaluate
 from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.units import format_bytes
 
-__all__ = ["Found", "Progress", "recompute", "recompute_or_none", "refusal"]
+__all__ = ["Progress", "recompute", "recompute_or_none", "refusal"]
 
 Progress = Callable[[float, float | None, float, float | None], None]
 """Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
@@ -49,6 +51,16 @@ _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
 _RESERVE = 0.2
 """Of the time limit, for the lowest peak where nothing is found before."""
+_FREELY = 0.15
+"""Of the time limit, at most for one cut program of repeated blocks."""
+_MENDING = 0.25
+"""Of the time limit, for mending their schedules."""
+_FAR = 2
+"""Where choosing freely takes more than so many times the budget, borders do not mend that."""
+_NEARLY = 1.2
+"""A schedule of at most so much of the budget is worth mending."""
+_COLD = 0.05
+"""The heat, in times of a usual operator, at which a good schedule is mended and not forgotten."""
 _TINY = 40
 """Up to so many operators even before the cut programs."""
 _STATES = 30_000
@@ -57,48 +69,6 @@ _SLACK = 1e-4
 """That little, as a share of the time of the plain step."""
 _ROUNDING = 1e-7
 """A cost above the bound by no more than this share equals it: the solver works in floating point."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A schedule inside the budget, and how good it is proven to be."""
-
-    problem: Problem
-    budget: int
-    events: frozenset[Event]
-    cost: int
-    """Time spent on running operators again, in units of the problem."""
-    bound: int
-    """No schedule inside the budget spends less, as long as the mandatory operators keep their order."""
-    peak: int
-    smallest: Smallest
-    method: str
-    """Which step of the portfolio gave the schedule."""
-    solve_seconds: float
-    interrupted: bool = False
-    """Whether the search was stopped from outside and gave the best it had."""
-    stopped_by_time: bool = False
-
-    @property
-    def overhead_seconds(self) -> float:
-        """Seconds that the schedule adds to the plain step."""
-        return self.problem.seconds(self.cost)
-
-    @property
-    def bound_seconds(self) -> float:
-        """Seconds that every schedule inside the budget adds at least."""
-        return self.problem.seconds(self.bound)
-
-    @property
-    def gap(self) -> float:
-        """What may be left to gain, as a share of the time of the whole planned step."""
-        total = self.problem.total_time + self.cost
-        return (self.cost - self.bound) / total if total else 0.0
-
-    @property
-    def program(self) -> Program:
-        """The schedule as a Program."""
-        return lower(self.problem, self.events)
 
 
 def recompute(
@@ -217,16 +187,19 @@ class _Search:
             self.offer(outcome, "given")
         large = len(self.problem.ops) >= _LARGE
         if not large and not self.done():
-            self.round(frozenset(), 100_000, seed=self.seed, hot=2.0, weight=max(16, self.median * 64))
+            self.round(frozenset(), 100_000, seed=self.seed, hot=2.0)
         small = len(self.problem.bytes) <= _SMALL
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
         cuts = Cuts(self.problem, self.budget, self.plain)
-        pool += self.solve_cuts(cuts, rounds=12, share=0.4 if large else 0.6)
+        ties = shared(self.problem, self.plain) if large and not self.done() else []
+        freely = self.reuse(ties[0], _FREELY) if ties else None
+        pool += self.solve_cuts(cuts, rounds=12, share=(0.4 if large else 0.6) - (_FREELY if ties else 0))
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
             self.offer(pool[-1], "greedy")
+        self.mend(freely, ties)
         if small and not tiny and not self.done():
             self.exactly(_STATES // 3)
         if not self.done():
@@ -248,6 +221,34 @@ class _Search:
             self.offer(evaluate(paused, events), "exact", paused)
         elif result.finished and known is None:
             self.impossible = True
+
+    def reuse(self, ties: Ties, share: float) -> Outcome | None:
+        """A schedule with one choice for the copies of repeated blocks, in a share of the time limit."""
+        cut = max(range(len(self.plain.live)), key=self.plain.live.__getitem__)
+        seconds = max(0.0, min(self.left(), share * self.time_limit))
+        result = solve_cuts(
+            self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=5 * _SLACK, ties=ties
+        )
+        if result.events is None:
+            return None
+        outcome = evaluate(self.problem, result.events)
+        self.offer(outcome, "blocks")
+        return outcome
+
+    def mend(self, freely: Outcome | None, ties: list[Ties]) -> None:
+        """Anneal schedules of repeated blocks that nearly fit, cold; then with closer and closer borders."""
+        if freely is not None and freely.peak > _FAR * self.budget:
+            return
+        end = time.monotonic() + _MENDING * self.time_limit
+        for k, one in enumerate(ties):
+            if self.done() or time.monotonic() > end:
+                break
+            outcome = freely if freely is not None and not k else self.reuse(one, _FREELY)
+            if outcome is None:  # closer borders leave less
+                break
+            if outcome.peak <= _NEARLY * self.budget:
+                seed = self.seed * 1000 + 200 + k
+                self.round(outcome.events, self.moves(), seed=seed, hot=_COLD, method="blocks")
 
     def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
         """Solve the cut program, add the cuts its solution violates, and again."""
@@ -280,25 +281,29 @@ class _Search:
 
     def anneal(self, pool: list[Outcome]) -> None:
         """Anneal from each start, then again and again from the best."""
-        n = len(self.problem.ops)
-        moves = max(20_000, int(_WORK * min(1.0, (self.effort or self.time_limit) / 10)) // max(n, 60) // 8)
+        moves = self.moves()
         starts = {outcome.events: None for outcome in [*pool, self.plain]}
-        weight = max(16, self.median * 64)
         ends: list[tuple[int, int, frozenset[Event]]] = []
         for k, start in enumerate(starts):
             if not self.done():
-                ends.append(self.round(start, moves, seed=self.seed * 1000 + k, hot=2.0, weight=weight))
+                ends.append(self.round(start, moves, seed=self.seed * 1000 + k, hot=2.0))
         for k in range(4 + 4 * (self.best is None)):
             if self.done():
                 break
             start = self.best.events if self.best is not None else min(ends)[2]
             hot = 1.0 if k % 2 else 4.0
-            ends.append(self.round(start, moves, seed=self.seed * 1000 + 100 + k, hot=hot, weight=weight))
+            ends.append(self.round(start, moves, seed=self.seed * 1000 + 100 + k, hot=hot))
+
+    def moves(self) -> int:
+        """How many moves a round of annealing has."""
+        work = int(_WORK * min(1.0, (self.effort or self.time_limit) / 10))
+        return max(20_000, work // max(len(self.problem.ops), 60) // 8)
 
     def round(
-        self, start: frozenset[Event], moves: int, *, seed: int, hot: float, weight: int
+        self, start: frozenset[Event], moves: int, *, seed: int, hot: float, method: str = "annealing"
     ) -> tuple[int, int, frozenset[Event]]:
         """One round of annealing, in pieces short enough for a deadline and an interrupt."""
+        weight = max(16, self.median * 64)
         pieces = max(1, moves * len(self.problem.ops) // 12_000_000)
         cold = hot / 32
         ratio = (cold / hot) ** (1 / pieces)
@@ -322,7 +327,7 @@ class _Search:
             )
             events, weight, excess, cost = result.last, result.weight, result.excess, result.last_cost
             if result.best is not None:
-                self.offer(evaluate(self.problem, result.best), "annealing")
+                self.offer(evaluate(self.problem, result.best), method)
         return excess, cost, events
 
     def found(self) -> Found:

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from lowtide.errors import PlanError
 from lowtide.plan.away import with_offload
+from lowtide.plan.found import Found
 from lowtide.plan.lanes import Link
-from lowtide.plan.portfolio import Found, Progress, recompute, refusal
+from lowtide.plan.portfolio import Progress, recompute, refusal
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event
 from lowtide.plan.smallest import smallest_budget

@@ -1,0 +1,55 @@
+"""Found: what a search for a schedule of recomputation gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.plan.lower import lower
+from lowtide.plan.problem import Problem
+from lowtide.plan.program import Program
+from lowtide.plan.schedule import Event
+from lowtide.plan.smallest import Smallest
+
+__all__ = ["Found"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule inside the budget, and how good it is proven to be."""
+
+    problem: Problem
+    budget: int
+    events: frozenset[Event]
+    cost: int
+    """Time spent on running operators again, in units of the problem."""
+    bound: int
+    """No schedule inside the budget spends less, as long as the mandatory operators keep their order."""
+    peak: int
+    smallest: Smallest
+    method: str
+    """Which step of the portfolio gave the schedule."""
+    solve_seconds: float
+    interrupted: bool = False
+    """Whether the search was stopped from outside and gave the best it had."""
+    stopped_by_time: bool = False
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds that the schedule adds to the plain step."""
+        return self.problem.seconds(self.cost)
+
+    @property
+    def bound_seconds(self) -> float:
+        """Seconds that every schedule inside the budget adds at least."""
+        return self.problem.seconds(self.bound)
+
+    @property
+    def gap(self) -> float:
+        """What may be left to gain, as a share of the time of the whole planned step."""
+        total = self.problem.total_time + self.cost
+        return (self.cost - self.bound) / total if total else 0.0
+
+    @property
+    def program(self) -> Program:
+        """The schedule as a Program."""
+        return lower(self.problem, self.events)
