@@ -1,9 +1,11 @@
 """The planner against true optima, on the U-Net document, and on captured steps of the zoo.
 
     python benchmarks/planner.py small [--count 300] [--forward 3,9]
+    python benchmarks/planner.py small --add --first 100 --count 100     to go on from what is stored
     python benchmarks/planner.py medium [--count 60] [--forward 10,25]
     python benchmarks/planner.py document
     python benchmarks/planner.py zoo [TARGET ...]
+    python benchmarks/planner.py blocks [TARGET ...]     with and without the use of repeated blocks
 
 Prints tables and stores them under benchmarks/results/ as planner-PART.json and planner-PART.md.
 """
@@ -17,11 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import date
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,6 +39,7 @@ from lowtide.cost.estimate import estimate  # noqa: E402
 from lowtide.cost.unit import unit_seconds  # noqa: E402
 from lowtide.errors import InfeasibleError, PlanError  # noqa: E402
 from lowtide.files import write_atomically  # noqa: E402
+from lowtide.plan import away, portfolio  # noqa: E402
 from lowtide.plan.baselines import BASELINES, run_seconds  # noqa: E402
 from lowtide.plan.baselines.checkmate import checkmate  # noqa: E402
 from lowtide.plan.bounds import smallest_conceivable  # noqa: E402
@@ -50,6 +55,8 @@ DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
 ZOO = ["unet", "alexnet", "vgg19", "resnet50", "resnet152", "gpt2", "densenet161:batch=8"]
 ZOO += ["locallyconnected", "convpool"]
 SHARES = [0.7, 0.5, 0.35, 0.25]
+REPEATING = ["resnet152", "gpt2", "vgg19"]
+LIMITS = [1.0, 3.0, 10.0]
 RIVALS = ("keep-all", "chen", "lower-sets", "dtr")
 H200 = Device(Environment("H200", "cuda"), {"float32": 5e13}, 4e12, 4e-6, 141 << 30)
 LINK = Link(51 * 2**30, 51 * 2**30, 5e-6)
@@ -230,6 +237,46 @@ def network(target: str) -> list[dict[str, Any]]:
     ]
 
 
+def repeating(target: str) -> list[dict[str, Any]]:
+    """One network at all budgets in 1, 3 and 10 seconds, without the use of repeated blocks and with it."""
+    problem = captured(target)
+    peak = evaluate(problem, ()).peak
+    both: dict[str, Any] = {"only": {"recompute", "offload"}, "link": LINK}
+    rows = []
+    for name, options in (("recompute", {}), ("offload too", both)):
+        for share, limit in product(SHARES, LIMITS):
+            row: dict[str, Any] = {"step": target, "means": name, "share": share, "limit": limit}
+            row["operators"] = len(problem.ops)
+            for key in ("without", "with"):
+                with ExitStack() as stack:
+                    for module in (portfolio, away) if key == "without" else ():
+                        stack.enter_context(patch.object(module, "shared", lambda *_: []))
+                    found = planned(problem, int(peak * share), time_limit=limit, **options)
+                if isinstance(found, InfeasibleError):
+                    break
+                row[key] = {"overhead": found.cost / problem.total_time, "gap": found.gap}
+                row[key] |= {"seconds": found.solve_seconds, "method": found.method}
+            else:
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def beside(rows: list[dict[str, Any]]) -> str:
+    text = (
+        "| step | operators | means | budget | limit | without: overhead | gap | seconds | with: overhead |"
+    )
+    text += " gap | seconds | by |\n| --- | ---: | --- | ---: | ---: |" + " ---: |" * 6 + " --- |\n"
+    for row in rows:
+        text += f"| `{row['step']}` | {row['operators']} | {row['means']} | {row['share']:.0%} |"
+        text += f" {row['limit']:g} s |"
+        for key in ("without", "with"):
+            one = row[key]
+            text += f" {one['overhead']:.2%} | {one['gap']:.2%} | {one['seconds']:.1f} |"
+        text += f" {row['with']['method']} |\n"
+    return text
+
+
 def spread(
     work: Callable[[Any], list[dict[str, Any]]], items: Iterable[Any], jobs: int
 ) -> list[dict[str, Any]]:
@@ -240,22 +287,33 @@ def spread(
         return [row for rows in pool.map(work, items) for row in rows]
 
 
+def stored_rows(part: str) -> list[dict[str, Any]]:
+    """The rows of the results that are there."""
+    path = RESULTS / f"planner-{part}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_bytes())["rows"] if path.exists() else []
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["small", "medium", "document", "zoo"])
+    parser.add_argument("part", choices=["small", "medium", "document", "zoo", "blocks"])
     parser.add_argument("targets", nargs="*")
     parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--forward")
+    parser.add_argument("--add", action="store_true", help="keep stored rows; only seeds that have none")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side, each with one core")
     options = parser.parse_args()
     if options.part in ("small", "medium"):
         count, forward, cases = (300, "3,9", small) if options.part == "small" else (60, "10,25", medium)
         low, high = (int(k) for k in (options.forward or forward).split(","))
+        stored = stored_rows(options.part) if options.add else []
+        known = {row["seed"] for row in stored}
         seeds = range(options.first, options.first + (options.count or count))
-        rows = spread(partial(cases, 1, (low, high)), seeds, options.jobs)
+        missing = [seed for seed in seeds if seed not in known]
+        rows = [*stored, *spread(partial(cases, 1, (low, high)), missing, options.jobs)]
         text = summary(rows)
     elif options.part == "document":
         graph = read(DOCUMENT).step.graph
@@ -263,6 +321,9 @@ def main() -> None:
         shares = [0.9, 0.7, 0.5, 0.4, 0.35, 0.33, 1.03 * smallest_conceivable(problem) / 7_329_956_112]
         rows = curve(problem, "000", shares, rivals=[*RIVALS, "lower-sets-exact"])
         text = table(rows)
+    elif options.part == "blocks":
+        rows = spread(repeating, options.targets or REPEATING, options.jobs)
+        text = beside(rows)
     else:
         rows = spread(network, options.targets or ZOO, options.jobs)
         text = table(rows)

@@ -22,6 +22,7 @@ PARTS: dict[str, list[list[str]]] = {
     "optimal": [["planner.py", "small"], ["planner.py", "medium"]],
     "document": [["planner.py", "document"]],
     "zoo": [["planner.py", "zoo"]],
+    "blocks": [["planner.py", "blocks"]],
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],
     "curves": [["curves.py", "--name", "cuda", "unet", "resnet50", "gpt2"]],
