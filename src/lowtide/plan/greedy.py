@@ -30,6 +30,8 @@ class _Walk:
         self.live: set[int] = set()
         self.bytes = 0
         self.now = 0
+        self.touched: set[int] = set()
+        """Storages read or made at this instant: only they can be of no more use after it."""
         for s, readers in enumerate(problem.readers):
             if problem.producer[s] < 0 and readers:
                 self._hold(s)
@@ -37,9 +39,10 @@ class _Walk:
     def mandatory(self, op: int) -> None:
         """Run an operator for the first time, with what it needs made again before."""
         self.now = op
+        self.touched.clear()
         self._ensure(op)
         self._run(op)
-        for s in list(self.live):
+        for s in self.touched & self.live:
             if not self.problem.kept[s] and not self._wanted_later(s):
                 self._release(s)
 
@@ -73,6 +76,7 @@ class _Walk:
     def _run(self, op: int, waiting: set[int] | None = None) -> None:
         problem = self.problem
         own = {*problem.reads[op], *problem.writes[op]}
+        self.touched |= own
         need = problem.workspace[op] + sum(problem.bytes[s] for s in problem.writes[op] if s not in self.live)
         room = self.budget - problem.fixed[self.now]
         self._make_room(room - need, own, waiting or set())

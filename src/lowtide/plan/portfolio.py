@@ -55,6 +55,8 @@ _FREELY = 0.15
 """Of the time limit, at most for one cut program of repeated blocks."""
 _MENDING = 0.25
 """Of the time limit, for mending their schedules."""
+_ANNEALING = 0.3
+"""Of the time limit, left for the annealing that comes after."""
 _FAR = 2
 """Where choosing freely takes more than so many times the budget, borders do not mend that."""
 _NEARLY = 1.2
@@ -241,7 +243,7 @@ class _Search:
             return
         end = time.monotonic() + _MENDING * self.time_limit
         for k, one in enumerate(ties):
-            if self.done() or time.monotonic() > end:
+            if self.done() or time.monotonic() > end or self.left() < _ANNEALING * self.time_limit:
                 break
             outcome = freely if freely is not None and not k else self.reuse(one, _FREELY)
             if outcome is None:  # closer borders leave less
