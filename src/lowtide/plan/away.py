@@ -20,7 +20,7 @@ from lowtide.plan.found import Found
 from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.lower import lower
 from lowtide.plan.offload import Trip, hurried, prefix, relaxed, trips, with_trips
-from lowtide.plan.portfolio import Progress, recompute_or_none
+from lowtide.plan.portfolio import REUSED_A_SECOND, Progress, recompute_or_none
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event, evaluate, order
 from lowtide.plan.simulate import simulate
@@ -149,8 +149,9 @@ class _Away:
 
     def reuse(self) -> None:
         """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
-        large = self.recomputing and len(self.problem.ops) >= _REPEATING
-        ways = shared(self.problem, self.plain) if large else []
+        count = len(self.problem.ops)
+        worth = self.recomputing and _REPEATING <= count <= REUSED_A_SECOND * self.time_limit
+        ways = shared(self.problem, self.plain) if worth else []
         until = self.left() - self.time_limit * _REUSING
         for ties in ways[1:] + ways[:1]:
             if self.done() or self.left() < until:

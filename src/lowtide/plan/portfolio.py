@@ -38,7 +38,7 @@ from lowtide.plan.schedule import Event, Outcome, evaluate
 from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.units import format_bytes
 
-__all__ = ["Progress", "recompute", "recompute_or_none", "refusal"]
+__all__ = ["REUSED_A_SECOND", "Progress", "recompute", "recompute_or_none", "refusal"]
 
 Progress = Callable[[float, float | None, float, float | None], None]
 """Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
@@ -51,6 +51,8 @@ _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
 _RESERVE = 0.2
 """Of the time limit, for the lowest peak where nothing is found before."""
+REUSED_A_SECOND = 600
+"""Repeated blocks are used where there is a second of the time limit for so many operators."""
 _FREELY = 0.15
 """Of the time limit, at most for one cut program of repeated blocks."""
 _MENDING = 0.25
@@ -195,7 +197,8 @@ class _Search:
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
         cuts = Cuts(self.problem, self.budget, self.plain)
-        ties = shared(self.problem, self.plain) if large and not self.done() else []
+        quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
+        ties = shared(self.problem, self.plain) if large and not quick and not self.done() else []
         freely = self.reuse(ties[0], _FREELY) if ties else None
         pool += self.solve_cuts(cuts, rounds=12, share=(0.4 if large else 0.6) - (_FREELY if ties else 0))
         if not self.done():
