@@ -83,6 +83,10 @@ def test_an_operator_that_takes_longer_or_reads_something_else_parts_the_copies(
         Blocks(2, LENGTH, 4),
         Blocks(3 + 4 * LENGTH, LENGTH, 3),
     )
+    assert repeated(build_problem(graph, seconds, short={2 + 4 * LENGTH: 1.0})) == (
+        Blocks(2, LENGTH, 4),
+        Blocks(3 + 4 * LENGTH, LENGTH, 3),
+    )
     adds = 2 + 4 * LENGTH + LENGTH - 1
     other = graph.ops[adds - LENGTH].outputs[0], graph.ops[adds - 1].outputs[0]
     assert set(other) == set(graph.ops[adds].inputs)

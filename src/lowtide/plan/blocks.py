@@ -1,6 +1,6 @@
 """Repeated blocks: runs of forward operators that come again and again, such as the layers of a network.
 
-Operators repeat each other if kind, time, workspace and results are the same, and each thing that they read
+Operators repeat each other if kind, times, workspace and results are the same, and each thing that they read
 is one and the same for all, or for all made as many operators before, as the same result:
 
     ... │ a b c │ a b c │ a b c │ a b c │ ...      start, length 3, 4 copies
@@ -128,7 +128,8 @@ def _tokens(problem: Problem) -> np.ndarray:
         op = problem.graph.ops[problem.ops[v]]
         made = tuple((problem.bytes[s], problem.kept[s]) for s in problem.writes[v])
         taken = tuple(problem.bytes[s] for s in problem.reads[v])
-        own = (op.kind, problem.time[v], problem.workspace[v], problem.again[v], made, taken)
+        times = (problem.time[v], problem.repeat[v])
+        own = (op.kind, *times, problem.workspace[v], problem.again[v], made, taken)
         found.append(known.setdefault(own, len(known)))
     return np.array(found, dtype=np.int64)
 
