@@ -30,7 +30,7 @@ __all__ = ["with_offload"]
 _CAREFUL = 0.9
 """The share of the link's rates that plans are chosen by; the bound, and what is told, are for all of it."""
 _LARGE = 1000
-"""From so many operators on, recomputation alone gets half of the time."""
+"""From so many operators on, recomputation alone gets half of the time, unless blocks repeat."""
 _REPEATING = 300
 """From so many operators on, repeated blocks are looked for."""
 _REUSING = 0.2
@@ -72,6 +72,9 @@ class _Away:
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
         self.recomputing = any(problem.again)
+        worth = self.recomputing and _REPEATING <= len(problem.ops) <= REUSED_A_SECOND * time_limit
+        self.ways = shared(problem, self.plain) if worth else []
+        """Ways to choose once for the copies of repeated blocks."""
         self.best: Found | None = None
         self.bound = 0
         self.impossible = False
@@ -104,7 +107,7 @@ class _Away:
     def work(self) -> None:
         """The search itself."""
         if self.recomputing or self.plain.peak <= self.budget:
-            effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE else 0.5)
+            effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE or self.ways else 0.5)
             alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
             self.offer(alone)
             if alone is not None and alone.interrupted:
@@ -149,11 +152,8 @@ class _Away:
 
     def reuse(self) -> None:
         """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
-        count = len(self.problem.ops)
-        worth = self.recomputing and _REPEATING <= count <= REUSED_A_SECOND * self.time_limit
-        ways = shared(self.problem, self.plain) if worth else []
         until = self.left() - self.time_limit * _REUSING
-        for ties in ways[1:] + ways[:1]:
+        for ties in self.ways[1:] + self.ways[:1]:
             if self.done() or self.left() < until:
                 break
             seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
