@@ -119,5 +119,5 @@ def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
     monkeypatch.setattr(_Search, "_planned", planned)
     whole = tiling()
     search = _Search(whole.joint, (), Room(()), Settings.of("1TB"), 10**12, Side(10**12, 1.0))
-    search.attempts(whole, grids(whole), ())
+    search.attempts(whole, grids(whole))
     assert tried[0] == 16
