@@ -21,7 +21,7 @@ from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import transfers
 from lowtide.graph import Graph, Tensor
 from lowtide.plan.plain import offload_all
-from lowtide.plan.program import Fetch, Program, Send
+from lowtide.plan.program import Body, Fetch, Program, Send
 from lowtide.units import format_bytes
 from tests.execute.small import batch, loss_of, network
 from tests.execute.test_transfer import late
@@ -309,6 +309,11 @@ def test_pinned_buffers_of_every_size_stay(monkeypatch):
     host.refuse_too_much(graph, Program((Send(0), Fetch(0), Send(1), Fetch(1))))  # one after the other
     with pytest.raises(RunError, match="12288 bytes"):  # never at once, but no buffer serves both
         host.refuse_too_much(graph, Program((Send(0), Fetch(0), Send(2), Fetch(2))))
+    bodies = tuple(Body(graph, Program(lines)) for lines in ((Send(0), Fetch(0)), (Send(2), Fetch(2))))
+    host.refuse_too_much(graph, Program((), (), bodies[:1]))
+    with pytest.raises(RunError, match="on the host at once"):  # buffers of both tiles stay
+        host.refuse_too_much(graph, Program((), (), bodies))
+    assert not host.fits_host(graph, Program((), (), bodies))
 
 
 @pytest.mark.parametrize("version", [1, 2])

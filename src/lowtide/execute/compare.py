@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowtide.capture.ending import read_update
-from lowtide.cost.watch import Allocations, Marker, watch_cpu, watch_cuda
+from lowtide.cost.watch import Allocations, Marker, timing_event, watch_cpu, watch_cuda
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.bits import largest_difference, same_bits
@@ -276,29 +276,41 @@ def _predicted(graph: Graph, program: Program, marked: Allocations, resident: in
 def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]:
     """The median time of a step of each, taken in turns so that both meet the same machine.
 
-    On a CUDA device a few steps run one after the other, as they do in training: the host prepares a step
-    while the device still works on the one before.
+    On a CUDA device some steps run one after the other, as they do in training: the host prepares a step
+    while the device still works on the one before. The first of them, before which the device waits for the
+    host, is not counted.
     """
     if not repeats:
         return [math.nan for _ in ways]
-    steps = _IN_A_ROW if subject.device.type == "cuda" else 1
+    cuda = subject.device.type == "cuda"
+    steps = _IN_A_ROW if cuda else 1
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
         for k, way in enumerate(ways):
             subject.reset()
-            _synchronize(subject.device)
+            if cuda:
+                times[k].append(_on_device(subject, way, steps))
+                continue
             start = time.perf_counter()
             for _ in range(steps):
                 subject.model.zero_grad(set_to_none=True)
                 subject.step(way)
-            _synchronize(subject.device)
             times[k].append((time.perf_counter() - start) / steps)
     return [statistics.median(taken[1:]) for taken in times]
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _on_device(subject: _Subject, way: _Way, steps: int) -> float:
+    """Seconds of a step on a CUDA device, from the end of one to the end of the last that follow it."""
+    with torch.cuda.device(subject.device):
+        start, end = timing_event(), timing_event()
+        for number in range(steps + 1):
+            subject.model.zero_grad(set_to_none=True)
+            subject.step(way)
+            if number == 0:
+                start.record()
+        end.record()
+        torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / steps
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

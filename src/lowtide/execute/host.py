@@ -12,8 +12,10 @@ from lowtide.graph import RESIDENT_ROLES, Graph
 from lowtide.plan.program import Fetch, Program, Send
 from lowtide.units import format_bytes
 
-__all__ = ["available_bytes", "refuse_too_much"]
+__all__ = ["available_bytes", "fits_host", "refuse_too_much"]
 
+_SHARE = 0.8
+"""Of what the host has left, for a plan that could do without."""
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _KINDS = {
@@ -38,7 +40,7 @@ def refuse_too_much(graph: Graph, program: Program) -> None:
 
     A system that promises more memory than it has would end the process in the middle of a step.
     """
-    most = _plain_bytes(graph, program) + _pinned_bytes(graph, program)
+    most = _host_bytes(graph, program)
     left = available_bytes() if most else 0
     if most > left:
         raise RunError(
@@ -46,6 +48,20 @@ def refuse_too_much(graph: Graph, program: Program) -> None:
             f"{format_bytes(left)} left; free memory there, give a larger budget, or plan without offload: "
             "only='recompute'"
         )
+
+
+def fits_host(graph: Graph, program: Program) -> bool:
+    """Whether what a program keeps on the host leaves enough of it to others."""
+    most = _host_bytes(graph, program)
+    return not most or most <= _SHARE * available_bytes()
+
+
+def _host_bytes(graph: Graph, program: Program) -> int:
+    """The most that a program keeps on the host, with the loops in it."""
+    plain = max((_plain_bytes(body.graph, body.program) for body in program.bodies), default=0)
+    # PyTorch's pool takes a power of two for each
+    pinned = sum(count << max(0, size - 1).bit_length() for size, count in _buffers(graph, program).items())
+    return _plain_bytes(graph, program) + plain + pinned
 
 
 def _plain_bytes(graph: Graph, program: Program) -> int:
@@ -61,8 +77,12 @@ def _plain_bytes(graph: Graph, program: Program) -> int:
     return most
 
 
-def _pinned_bytes(graph: Graph, program: Program) -> int:
-    """What buffers take that serve step after step: for each size as many as are in use at once."""
+def _buffers(graph: Graph, program: Program) -> dict[int, int]:
+    """Pinned buffers that serve step after step: for each size as many as are in use at once."""
+    inside: dict[int, int] = {}
+    for body in program.bodies:  # one after the other
+        for size, count in _buffers(body.graph, body.program).items():
+            inside[size] = max(inside.get(size, 0), count)
     held: dict[int, set[int]] = {}
     most: dict[int, int] = {}
     for tensor, sent in _ways(graph, program):
@@ -72,8 +92,7 @@ def _pinned_bytes(graph: Graph, program: Program) -> int:
             most[size] = max(most.get(size, 0), len(held[size]))
         elif not sent:
             held.get(size, set()).discard(tensor)
-    # PyTorch's pool takes a power of two for each
-    return sum(count << max(0, size - 1).bit_length() for size, count in most.items())
+    return {size: most.get(size, 0) + inside.get(size, 0) for size in most.keys() | inside.keys()}
 
 
 def _ways(graph: Graph, program: Program) -> Iterator[tuple[int, bool]]:

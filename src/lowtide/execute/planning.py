@@ -22,7 +22,7 @@ from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
 from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, LowtideError, PlanError
-from lowtide.execute.host import refuse_too_much
+from lowtide.execute.host import fits_host, refuse_too_much
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.room import Room
 from lowtide.execute.state import check_optimizer, with_state
@@ -142,14 +142,16 @@ def plan_joint(
     beside = room.beside_bytes()  # after all that was measured: libraries have taken what they keep
     kept = Kept(graph, able, settings, device, (beside, free), pinned)
     plan = kept.load()
-    if plan is None:
-        plan = make_plan(
+    means = [one for one in settings.only if one != "tile"]
+
+    def made(means: Sequence[str]) -> Plan:
+        return make_plan(
             graph,
             costs,
             settings.budget,
             able=able,
-            only=[means for means in settings.only if means != "tile"],
-            link=link,
+            only=means,
+            link=link if "offload" in means else None,
             beside_bytes=beside,
             free_bytes=free,
             time_limit=settings.time_limit,
@@ -159,6 +161,11 @@ def plan_joint(
             pinned=pinned,
             crossing=settings.crossing,
         )
+
+    if plan is None:
+        plan = made(means)
+        if settings.auto and not settings.offload and not fits_host(graph, plan.program):
+            plan = made([one for one in means if one != "offload"])
         if plan.interrupted:
             warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)
         else:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.geometry import geometry
+from lowtide.execute.host import fits_host
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
@@ -253,9 +255,11 @@ class _Search:
         way = self._cut_up(tiling, boxes, self.channels_last)
         whole, kind = way.whole, device_of(way.whole.graph)
         all_of_it = not cut and end == result_of(self.joint)
+        graph = with_state(whole.graph, self.state)
         began = time.monotonic()
-        plan = plan_loop(
-            with_state(whole.graph, self.state),
+        plan_with = partial(
+            plan_loop,
+            graph,
             _around(whole, kind),
             boxes,
             way.which,
@@ -267,13 +271,14 @@ class _Search:
             channels_last=way.channels_last,
             whole=all_of_it,
             able=able_in_place(whole),
-            only=settings.only,
-            link=link_of(kind) if "offload" in settings.only else None,
             beside_bytes=beside,
             time_limit=(_SHARE if all_of_it else 0.5) * settings.time_limit,
             seed=settings.seed,
             progress=settings.progress,
         )
+        plan = plan_with(only=settings.only, link=link_of(kind) if "offload" in settings.only else None)
+        if not fits_host(graph, plan.program):
+            plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
         self.spent += time.monotonic() - began
         least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
