@@ -13,7 +13,7 @@ from tests.conftest import document_path
 DRIVER = """
 import os, signal, sys, threading
 from lowtide.commands.main import main
-from lowtide.plan import cut, make, portfolio
+from lowtide.plan import make, portfolio, rows
 kind, moment, *arguments = sys.argv[1:]
 
 def strike(delay=0.0):
@@ -34,7 +34,7 @@ def waiting(*_, **__):
 if moment != "looking for the smallest":
     sys.modules["lowtide.commands.plan"]._SMALLEST_SECONDS = 0.0
 if moment == "solving":
-    struck(cut, "run_solver", 0.3)
+    struck(rows, "run_solver", 0.3)
 elif moment == "before anything is found":
     portfolio._Search.work = waiting
 elif moment == "looking for the smallest":

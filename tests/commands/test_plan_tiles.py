@@ -120,6 +120,8 @@ def test_tiles_are_used_where_nothing_else_fits(network):
             "estimated",
             "--device",
             "cpu",
+            "--time-limit",
+            "1",
             "--json",
         ]
         result = CliRunner().invoke(cli, asked, catch_exceptions=False)
