@@ -66,6 +66,7 @@ def ours(target: str, budget: str, only: str, device: str, repeats: int) -> dict
         **{k: v for k, v in found.as_json().items() if k not in ("predicted",)},
         "ratio": found.measured.seconds / found.eager.seconds,
         "inside": found.measured.peak_bytes <= plan.budget_bytes,
+        "link_bytes_per_second": [plan.link.to_host, plan.link.to_device] if plan.link else [],
         "predicted_over_measured": plan.predicted.peak_bytes / found.measured.peak_bytes,
     }  # fmt: skip
 

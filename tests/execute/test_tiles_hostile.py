@@ -76,6 +76,40 @@ def test_a_parameter_that_nothing_depends_on_gets_zeros_as_in_the_plain_step():
     assert_same(overwritten, X, W, made(4, seed=2, grad=True))
 
 
+COUNTED = torch.tensor([1, 0, 1, 1, 0, 1, 1], dtype=torch.float64)
+
+
+def test_a_sum_over_something_that_has_no_gradient():
+    assert_same(lambda x, w, m: ((x @ w).pow(2).sum(1) * m).sum() / m.sum(), X, W, COUNTED)
+    assert_same(lambda x, w, m: (x @ w).pow(2).sum() * m.mean(), X, W, COUNTED)
+    expected = result(lambda x, w: square(x @ w).float(), X, W)
+    found = result(in_tiles(lambda x, w: square(x @ w).float(), (3,)), X, W)
+    assert found[0].dtype == torch.float32
+    assert_close = torch.testing.assert_close
+    assert_close(found[0], expected[0], rtol=1e-6, atol=0)
+    assert_close(found[1], expected[1], rtol=1e-6, atol=0)
+
+
+def test_a_sum_over_something_that_has_a_gradient_is_no_sum():
+    assert_refused(lambda x, w: (x @ w).pow(2).sum() / w.sum(), X, W, match="no sum over parts")
+    assert_refused(lambda x, w: (x @ w).pow(2).sum() * (x @ w).sum(), X, W, match="no sum over parts")
+    dropped = functional.dropout
+
+    def masked(x, w):
+        return (x @ w).pow(2).sum() / (1 + dropped(w, 0.5).pow(2).sum())
+
+    assert_refused(masked, X, W, match="no sum over parts")
+
+
+def test_what_a_dropout_gives_has_a_gradient():
+    """An operator that cannot run in tiles behind one is not taken for something without a gradient."""
+
+    def ordered(x, w):
+        return (torch.fft.fft(functional.dropout(x @ w, 0.5), dim=0).abs()).sum()
+
+    assert_refused(ordered, X, W, match="cannot run in tiles")
+
+
 def test_a_quotient_that_is_rounded_is_no_sum():
     assert_refused(
         lambda x, w: torch.div((x @ w).sum(), 0.3, rounding_mode="trunc"), X, W, match="no sum over parts"

@@ -31,6 +31,9 @@ from lowtide.graph.tiles import reads_of
 __all__ = ["MASKED", "Differentiate", "Tile", "Tiling", "values_read"]
 
 aten = torch.ops.aten
+_LINEAR = frozenset(
+    f"aten.{name}" for name in ("view", "clone", "neg", "_unsafe_view", "squeeze", "unsqueeze")
+)
 MASKED = "aten.native_dropout"
 """Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
 Differentiate = Callable[[fx.Graph, Sequence[Example], Sequence[Leaf], Change], Joint]
@@ -75,6 +78,10 @@ class Tiling:
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""
+        self.leaves = frozenset(
+            t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
+        )
+        self.differentiable = self.leaves | self.cut
         self.adds = self._adds() if self.end is None else None
         """The operator that sums up what the tiles add, where they do."""
         self.axes: tuple[int, ...] = (
@@ -83,10 +90,6 @@ class Tiling:
             else self.relations[self.adds.outputs[0]].sums
         )
         """Lengths of the axes that can be cut."""
-        self.leaves = frozenset(
-            t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
-        )
-        self.differentiable = self.leaves | self.cut
 
     def _refuse_marks(self) -> None:
         marks = self.joint.marks
@@ -122,10 +125,42 @@ class Tiling:
         while (op := maker.get(tensor)) is not None:
             if self.relations[tensor].sums:
                 return op
-            if not _linear(op):
+            if not self._linear(op):
                 raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
             tensor = op.inputs[0]
         raise CaptureError("the loss is no sum over a batch, rows or an image")
+
+    def _linear(self, op: Op) -> bool:
+        """Whether the result for a sum is the sum of the results: its first input times or over a constant.
+
+        A tensor that has no gradient is a constant too: how many places count, say.
+        """
+        if op.kind in _LINEAR:
+            return True
+        if op.kind == "aten._to_copy":
+            before, after = (self.joint.values[t] for t in (op.inputs[0], op.outputs[0]))
+            return after.is_floating_point() and before.device == after.device
+        if op.kind not in ("aten.mul", "aten.div") or op.attributes.get("options"):
+            return False
+        given = op.attributes.get("arguments") or [None, None]
+        if len(op.inputs) == 1:
+            return isinstance(given[1], int | float)
+        return op.inputs[0] != op.inputs[1] and not self._has_gradient(op.inputs[1])
+
+    def _has_gradient(self, *tensors: int) -> bool:
+        """Whether any of these tensors depends on something that has a gradient."""
+        maker = {t: one for one, _ in self.steps for t in one.outputs}
+        stack, seen = list(tensors), set(tensors)
+        while stack:
+            t = stack.pop()
+            if t in self.differentiable:
+                return True
+            if t in maker:
+                dropped = maker[t].kind == MASKED and t == maker[t].outputs[0]
+                new = set(maker[t].inputs) if dropped else values_read(self.graph, maker[t])
+                stack += new - seen
+                seen |= new
+        return False
 
     def boxes(self, parts: Sequence[int]) -> list[Rect]:
         """A grid of boxes over the axes, row by row, at most so many along each.
@@ -163,16 +198,8 @@ class Tiling:
 
     def may_be_before(self, op: Op, why: str) -> None:
         """What is made as a whole must not depend on anything that has a gradient."""
-        maker = {t: one for one, _ in self.steps for t in one.outputs}
-        stack, seen = [op], set()
-        while stack:
-            one = stack.pop()
-            for t in values_read(self.graph, one):
-                if t in self.differentiable:
-                    raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {why}")
-                if t in maker and t not in seen:
-                    seen.add(t)
-                    stack.append(maker[t])
+        if self._has_gradient(*values_read(self.graph, op)):
+            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {why}")
 
     def draws(self, op: Op) -> bool:
         """Whether an operator draws random numbers in this call."""
@@ -310,26 +337,6 @@ def values_read(graph: Graph, op: Op) -> set[int]:
 
 def _relations(graph: Graph, op: Op) -> Iterator[tuple[int, Relation]]:
     return zip(op.outputs, access(graph, op).relations, strict=True)
-
-
-def _linear(op: Op) -> bool:
-    """Whether the result for a sum is the sum of the results: its first input times or over a constant."""
-    if op.kind in (
-        "aten.view",
-        "aten.clone",
-        "aten.neg",
-        "aten._unsafe_view",
-        "aten.squeeze",
-        "aten.unsqueeze",
-    ):
-        return True
-    given = op.attributes.get("arguments") or [None, None]
-    if op.kind == "aten.mul":
-        return len(op.inputs) == 1 and isinstance(given[1], int | float)
-    if op.kind == "aten.div":
-        rounded = op.attributes.get("options")
-        return not rounded and len(op.inputs) == 1 and isinstance(given[1], int | float)
-    return False
 
 
 def _role(graph: Graph, tensor: int) -> Role:
