@@ -1,4 +1,5 @@
-"""Random networks in random tiles: loss and gradients are those of the whole step, in float64 to 1e-10.
+"""Random networks in random tiles: loss and gradients are those of the whole step, in float64 to 1e-10,
+in float32 to 1e-5.
 
 Their operators: convolutions with stride, dilation, padding and groups, transposed ones, pools, upsampling,
 skips that are added or joined, norms that look at one sample or at none; and every loss that is a sum.
@@ -189,6 +190,10 @@ def drawn(seed, loss):
     return model, (image, target, labels, weight), step, tuple(parts)
 
 
+def single(model, batch):
+    return model.float(), tuple(x.float() if x.is_floating_point() else x for x in batch)
+
+
 def compared(model, batch, step, parts):
     torch._dynamo.reset()
     want = gradients(step, model, batch)
@@ -202,3 +207,9 @@ def compared(model, batch, step, parts):
 def test_random_networks(seed):
     model, batch, step, parts = drawn(seed, LOSSES[seed % len(LOSSES)])
     assert compared(model, batch, step, parts) < 1e-10
+
+
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + 3))
+def test_random_networks_in_single_precision(seed):
+    model, batch, step, parts = drawn(seed, LOSSES[seed % len(LOSSES)])
+    assert compared(*single(model, batch), step, parts) < 1e-5
