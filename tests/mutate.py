@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -96,27 +97,45 @@ _VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def _places(value: Any, found: list[tuple[Any, Any]]) -> None:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in items:
-        found.append((value, key))
-        if isinstance(child, dict | list):
-            _places(child, found)
+Path = tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _paths(data: bytes) -> list[Path]:
+    """Where the members of a JSON document are, by their keys from the outside in."""
+    found: list[Path] = []
+
+    def look(value: Any, path: Path) -> None:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, child in items:
+            found.append((*path, key))
+            if isinstance(child, dict | list):
+                look(child, (*path, key))
+
+    root = json.loads(data)
+    look(root if isinstance(root, dict | list) else [], ())
+    return found
+
+
+def _place(root: Any, path: Path) -> tuple[Any, Any]:
+    """What holds a member, and the member's key there."""
+    for key in path[:-1]:
+        root = root[key]
+    return root, path[-1]
 
 
 def structure(rng: random.Random, data: bytes) -> bytes:
     """Change, drop, copy or double a member of a JSON document."""
     root = json.loads(data)
-    places: list[tuple[Any, Any]] = []
-    _places(root, places)
+    paths = _paths(data)
     for _ in range(rng.choice([1, 1, 1, 3])):
-        parent, key = rng.choice(places)
         try:
+            parent, key = _place(root, rng.choice(paths))
             how = rng.randrange(5)
             if how == 0:
                 del parent[key]
             elif how == 1:
-                other, name = rng.choice(places)
+                other, name = _place(root, rng.choice(paths))
                 parent[key] = other[name]
             elif how == 2 and isinstance(parent, dict):
                 parent[rng.choice(["x", "id", "0", "517"])] = parent[key]
@@ -124,7 +143,7 @@ def structure(rng: random.Random, data: bytes) -> bytes:
                 parent.append(parent[key])
             else:
                 parent[key] = rng.choice(_VALUES)
-        except (KeyError, IndexError):
+        except (KeyError, IndexError, TypeError):  # an earlier change has taken it away
             continue
     try:
         return json.dumps(root).encode()

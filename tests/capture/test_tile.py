@@ -161,5 +161,5 @@ def test_tiles_that_do_not_fit_say_so_too(tmp_path, monkeypatch):
             budget=200,
             only="recompute,tile",
             cost="estimated",
-            time_limit=1,
+            time_limit=0.2,
         )
