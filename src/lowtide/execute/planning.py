@@ -280,7 +280,14 @@ class Kept:
         self.whole = whole
         self.graph, self.beside, self.offload = graph, beside, settings.offload
         self.wanted = settings.cache
-        asked = (settings.budget, settings.only, settings.cost, settings.time_limit, settings.seed)
+        asked = (
+            settings.budget,
+            settings.only,
+            settings.auto,
+            settings.cost,
+            settings.time_limit,
+            settings.seed,
+        )
         parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(beside), str(free)]
         parts += [
             repr(settings.offload),
