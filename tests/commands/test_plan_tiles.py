@@ -5,9 +5,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from lowtide import zoo
+from lowtide.capture.step import capture
+from lowtide.commands.demo import _planned
 from lowtide.commands.main import cli
 from lowtide.errors import LowtideError
 from lowtide.execute.fit import fit
+from lowtide.execute.planning import Kept, Settings
 
 SOURCE = """
 import torch
@@ -131,3 +135,21 @@ def test_tiles_are_used_where_nothing_else_fits(network):
     assert plans["75%"]["decisions"]["tiles"] == 0
     assert plans["40%"]["only"] == ["recompute", "tile"]
     assert plans["40%"]["decisions"]["tiles"] > 1
+
+
+def test_tiles_that_were_asked_for_are_not_taken_where_nobody_asks(network):
+    """Plans that were made before: nobody who leaves the means to us gets one that was made for tiles."""
+    built = zoo.build(f"{network}:step", device="cpu")
+    graph = capture(built.loss, built.model, *built.batch).step.graph
+    asked, left = (Settings.of("70%", only=only).on("cpu") for only in ("recompute,tile", "auto"))
+    assert asked.only == left.only
+    names = {Kept(graph, frozenset(), one, "cpu", (0, None), ()).name for one in (asked, left)}
+    assert len(names) == 2
+
+
+def test_the_demo_says_that_it_cuts_into_tiles(network, monkeypatch):
+    monkeypatch.setattr(
+        "lowtide.execute.fit.fit", partial(fit, cost="estimated", time_limit=0.2, cache=False)
+    )
+    plan, note = _planned(zoo.build(f"{network}:step", device="cpu"), "45%")
+    assert note.endswith(f"this one runs in {plan.decisions.tiles} tiles")

@@ -65,7 +65,7 @@ def _planned(built: Built, share: str) -> tuple[Plan, str]:
 
     example = (built.model, *built.batch)
     try:
-        return fit(built.loss, *example, budget=share).plan, ""
+        return fit(built.loss, *example, budget=share, only="recompute").plan, ""
     except InfeasibleError as error:
         smallest = error.smallest_budget
         too_small = f"without tiles no plan needs less than {format_bytes(smallest)}"
