@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.graph import Phase
+from lowtide.graph import Graph, Op, Phase, Tensor
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.check import check
 from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Drop, Program, Run
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import search
+from lowtide.plan.short import with_joined
 from lowtide.plan.simulate import simulate
 from tests.plan.optimum import optimum
 from tests.plan.random_steps import random_step
@@ -98,3 +99,52 @@ def test_the_checker_refuses_a_short_run_that_cannot_be():
     plain = tuple(replace(one, attributes={}) for one in graph.ops)
     with pytest.raises(PlanError, match="from what it saved, which it cannot"):
         check(replace(graph, ops=plain), program)
+
+
+def chain(**attributes):
+    """A norm, a sum with another tensor, a ReLU."""
+    tensors = tuple(Tensor(name, 8, shape=(2,), dtype="float32") for name in "xzysmr")
+    ops = (
+        Op("norm", "aten._native_batch_norm_legit", Phase.FORWARD, (0,), (2, 4), attributes={"short": [1]}),
+        Op("add", "aten.add", Phase.FORWARD, (2, 1), (3,), attributes=attributes),
+        Op("relu", "aten.relu", Phase.FORWARD, (3,), (5,)),
+    )
+    return Graph(tensors, ops)
+
+
+FIRST = (Run(0), Run(1, in_place=0), Drop((2,)), Run(2, in_place=0), Drop((3, 5)))
+AGAIN = (Run(0, short=True), Run(1, in_place=0), Drop((2,)), Run(2, in_place=0))
+
+
+def flags(program):
+    return [line.short for line in program.instructions if isinstance(line, Run)]
+
+
+def test_what_runs_for_the_first_time_is_not_part_of_a_short_run():
+    joined = with_joined(chain(), Program((*FIRST, *AGAIN)), {0, 1, 2})
+    assert flags(joined) == [False, False, False, True, True, True]
+    early = Program((Run(0), Drop((2,)), *AGAIN))
+    assert flags(with_joined(chain(), early, {0, 1, 2})) == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("changed", "graph"),
+    [
+        (AGAIN, chain(options={"alpha": 2})),
+        ((Run(0, short=True), Run(2, in_place=0), Run(1, in_place=0)), chain()),
+    ],
+    ids=["a multiple", "another order"],
+)
+def test_the_checker_refuses_parts_that_one_run_does_not_have(changed, graph):
+    lines = [replace(line, short=True) if isinstance(line, Run) else line for line in changed]
+    check(chain(), Program((*FIRST, *(replace(x, short=True) if isinstance(x, Run) else x for x in AGAIN))))
+    with pytest.raises(PlanError):
+        check(graph, Program((*FIRST, *lines)))
+
+
+@pytest.mark.parametrize("places", [[9], [0], "x", [[1]]])
+def test_the_checker_refuses_outputs_that_there_are_not(places):
+    graph = chain()
+    norm = replace(graph.ops[0], attributes={"short": places})
+    with pytest.raises(PlanError, match="from outputs"):
+        check(replace(graph, ops=(norm, *graph.ops[1:])), Program((*FIRST, *AGAIN)))

@@ -23,7 +23,7 @@ from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import Change, Example, accumulating, differentiated, evaluated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.local import Part, cropped, emit, loss_total, supported
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.graph.tiles import reads_of
@@ -281,9 +281,12 @@ class Tiling:
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
         held = [parts.get(source) for source in op.inputs]
         more = (over, total) if op is self.adds else ()
-        return emit(
-            target, call, op, self.graph, held, wanted, output, *more, channels_last=self.channels_last
-        )
+        try:
+            return emit(
+                target, call, op, self.graph, held, wanted, output, *more, channels_last=self.channels_last
+            )
+        except GraphError as error:  # it reads what the step changes on its way
+            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {error}") from error
 
     def _example(self, tensor: int, box: Rect) -> Example:
         """How the part of a tensor lies in memory."""

@@ -117,9 +117,9 @@ def run(
     if as_json:
         print_json(view)
         return
-    click.echo(
-        f"{built.name} on {device}, program {program}: {found.runs} runs of {found.operators} operators"
-    )
+    tiles = f", in {plan.decisions.tiles} tiles" if plan is not None and plan.decisions.tiles else ""
+    runs = f"{found.runs} runs of {found.operators} operators"
+    click.echo(f"{built.name} on {device}, program {program}{tiles}: {runs}")
     eager, ours = found.eager, found.measured
     click.echo(f"  eager     {format_bytes(eager.peak_bytes):>12}  {format_seconds(eager.seconds):>12}")
     click.echo(f"  program   {format_bytes(ours.peak_bytes):>12}  {format_seconds(ours.seconds):>12}")

@@ -86,7 +86,8 @@ def fit(
 
     The step is captured, its operators are measured (or estimated), and the fastest Program inside the budget
     is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
-    buffers and random state are what they were. An InfeasibleError names the smallest budget that works.
+    buffers and random state are what they were. An InfeasibleError names the smallest budget that
+    works without tiles.
 
     ``only`` says what a plan may do: ``recompute``, ``offload`` and ``tile``, with commas. By default it
     recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits.

@@ -159,6 +159,7 @@ class Planned:
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 told = str(refused).replace(TILES_HELP, "")  # they were tried
+                told = told.replace("; the smallest budget with a plan is", "; without tiles the smallest is")
                 refused.args = (f"{told}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None

@@ -82,8 +82,8 @@ class Settings:
     def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
         """Settings from what users write; a PlanError names what is wrong."""
         only = options.pop("only", AUTO)
-        options["auto"] = only == AUTO
-        only = "recompute" if only == AUTO else only
+        options["auto"] = only in (AUTO, (AUTO,), [AUTO])
+        only = "recompute" if options["auto"] else only
         listed = only.split(",") if isinstance(only, str) else only
         chosen = tuple(listed) if isinstance(listed, list | tuple | set | frozenset) else (listed,)
         for means in chosen:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from lowtide.graph import Graph
+from lowtide.graph import Graph, Op
 from lowtide.plan.program import Drop, Instruction, Run
 
 __all__ = ["wrong_short"]
 
 
-_PARTS = ("aten.relu", "aten.add")
+_RELU, _ADD = "aten.relu", "aten.add"
 
 
 def wrong_short(
@@ -22,14 +22,32 @@ def wrong_short(
 ) -> str | None:
     """What is wrong with a short run while these tensors are there; None where nothing is."""
     op = graph.ops[line.op]
-    if again and op.kind in _PARTS:
+    if again and op.kind in (_RELU, _ADD):
         before = next((one for one in reversed(earlier) if not isinstance(one, Drop)), None)
-        follows = isinstance(before, Run) and before.short and graph.ops[before.op].outputs[0] == op.inputs[0]
-        if follows and line.in_place == 0:
+        follows = line.in_place == 0 and isinstance(before, Run) and before.short
+        if follows and isinstance(before, Run) and _is_part(graph, graph.ops[before.op], op):
             return None
         return f"runs {op.label!r} as part of a run before it, which it does not follow"
-    saved = [op.outputs[k] for k in op.attributes.get("short", ())]
+    places = op.attributes.get("short", ())
+    known = range(1, len(op.outputs))
+    if not isinstance(places, list | tuple) or not all(isinstance(k, int) and k in known for k in places):
+        return f"runs {op.label!r} from outputs {places!r}, of which it has {len(op.outputs)}"
+    saved = [op.outputs[k] for k in places]
     if not again or not saved or line.in_place is not None:
         return f"runs {op.label!r} from what it saved, which it cannot"
     missing = [graph.tensors[t].label for t in saved if t not in there]
     return f"{op.label!r} runs again from {missing[0]!r}, which is not there" if missing else None
+
+
+def _is_part(graph: Graph, before: Op, op: Op) -> bool:
+    """Whether an operator can be part of the short run before it: a sum as it is, then a ReLU."""
+    if not op.inputs or before.outputs[0] != op.inputs[0]:
+        return False
+    first = "short" in before.attributes
+    if op.kind == _RELU:
+        return first or before.kind == _ADD
+    if not first or len(op.inputs) != 2 or op.attributes.get("options"):
+        return False
+    one, other = (graph.tensors[t] for t in op.inputs)
+    lies = op.attributes.get("strides") or (None, None)
+    return one.shape == other.shape and one.dtype == other.dtype and lies[0] == lies[1]

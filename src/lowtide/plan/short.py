@@ -46,8 +46,11 @@ def with_joined(graph: Graph, program: Program, short: Collection[int]) -> Progr
     """
     lines: list[Instruction] = []
     before: Instruction | None = None
+    ran: set[int] = set()
     for line in program.instructions:
-        joined = isinstance(line, Run) and line.op in short and _joins(graph, before, line)
+        again = isinstance(line, Run) and line.op in ran
+        joined = again and isinstance(line, Run) and line.op in short and _joins(graph, before, line)
+        ran |= {line.op} if isinstance(line, Run) else set()
         lines.append(msgspec.structs.replace(line, short=True) if joined else line)
         before = before if isinstance(line, Drop) else lines[-1]
     cut = len(program.forward)
