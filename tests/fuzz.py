@@ -48,7 +48,7 @@ CASES = {
     "native": Case("native", is_json=True),
 }
 
-_WRITTEN_OFTEN = 20
+_WRITTEN_OFTEN = 60
 """A mutation in so many is also summarised and written in every format if it was read."""
 
 

@@ -114,7 +114,9 @@ def test_a_target_is_captured_measured_and_planned(tmp_path, monkeypatch):
 
 def test_a_sweep_is_monotone(tmp_path):
     path = tmp_path / "sweep.json"
-    result = invoke("plan", SEED, "--cost", "unit", "--sweep", "--time-limit", "1", "-o", str(path), "--json")
+    result = invoke(
+        "plan", SEED, "--cost", "unit", "--sweep", "--time-limit", "0.5", "-o", str(path), "--json"
+    )
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
     points = view["points"]

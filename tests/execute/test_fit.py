@@ -104,8 +104,8 @@ def test_evaluation_without_gradients():
 def test_too_small_a_budget_names_the_one_that_works():
     model, x = network(), batch()
     with pytest.raises(InfeasibleError) as caught:
-        lowtide.fit(loss, model, x, budget=1000)
-    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget, time_limit=3)
+        lowtide.fit(loss, model, x, budget=1000, time_limit=0.5)
+    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget, time_limit=1)
     assert step.plan.predicted.peak_bytes <= caught.value.smallest_budget
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tests.execute.tiles import gradients, in_tiles
 
-SEEDS = 7
+SEEDS = 6
 
 
 def convolution(draw, channels, width):
@@ -209,7 +209,7 @@ def test_random_networks(seed):
     assert compared(model, batch, step, parts) < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + 3))
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + 2))
 def test_random_networks_in_single_precision(seed):
     model, batch, step, parts = drawn(seed, LOSSES[seed % len(LOSSES)])
     assert compared(*single(model, batch), step, parts) < 1e-5

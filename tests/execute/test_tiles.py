@@ -99,7 +99,6 @@ CASES = [
     (CONVPOOL, (2, 1, 1, 1), everything, 2),
     (CONVPOOL, (1, 1, 4, 4), everything, 9),
     (CONVPOOL, (2, 2, 3, 2), everything, 24),
-    (UNET, (2, 1, 1), everything, 2),
     (UNET, (1, 2, 2), everything, 4),
     (UNET, (2, 1, 3), everything, 4),
     (ALEXNET, (2, 2, 1, 2), everything, 8),
@@ -125,7 +124,11 @@ def test_steps_in_tiles_are_those_of_the_whole(address, parts, cut, tiles):
     assert max(differences) < 1e-10
 
 
-SINGLE = [case[:3] for case in CASES if case[1] not in ((2, 1, 1, 1), (2, 2, 3, 2), (2, 1, 1), (2, 1, 3))]
+SINGLE = [
+    (*case[:3],)
+    for case in CASES
+    if case[0] != GPT2 and case[1] not in ((2, 1, 1, 1), (2, 2, 3, 2), (2, 1, 3))
+]
 
 
 @pytest.mark.parametrize(("address", "parts", "cut"), SINGLE, ids=words)
