@@ -32,7 +32,7 @@ def case(seed):
     return replace(graph, ops=ops), seconds, workspace, {k: seconds[k] / 4 for k in both}
 
 
-CASES = [seed for seed in range(40) if case(seed)[3]][:4]
+CASES = [seed for seed in range(40) if case(seed)[3]][:6]
 
 
 @pytest.mark.parametrize("seed", CASES)
