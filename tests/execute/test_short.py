@@ -124,6 +124,15 @@ def test_a_second_run_of_other_bits_is_not_used(model, monkeypatch):
     assert costs_of(model, torch.randn(4, 3, 16, 16)) == [{}] * 4
 
 
+def test_a_compiler_that_fails_is_told_and_the_step_goes_on(model, monkeypatch):
+    def broken(*_):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(module, "short_run", broken)
+    with pytest.warns(UserWarning, match="runs again as a whole, its short form fails: no such thing"):
+        assert costs_of(model, torch.randn(4, 3, 16, 16)) == [{}] * 4
+
+
 def test_too_few_values_prove_nothing(model, monkeypatch):
     monkeypatch.setattr(module, "short_run", None)  # not even called
     assert costs_of(model, torch.randn(1, 3, 4, 4)) == [{}] * 4

@@ -186,7 +186,7 @@ def test_copies_of_one_group_share_their_choice(deep):
     plain = evaluate(deep, ())
     ways = shared(deep, plain)
     assert len(ways) == 3
-    cut = max(range(len(plain.live)), key=plain.live.__getitem__)
+    cut = plain.peak_at
     for ties in ways:
         result = solve_cuts(deep, plain.peak // 2, [cut], nodes=100, slack=5e-4, ties=ties)
         again = {op for _, op in result.events}

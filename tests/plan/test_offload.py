@@ -80,7 +80,7 @@ def test_trips_keep_their_promise(seed, hurry):
     graph, seconds, workspace, able = random_step(seed, (4, 14))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
     plain = evaluate(problem, ())
-    cut = max(range(len(plain.live)), key=plain.live.__getitem__)
+    cut = plain.peak_at
     away = {s: cut for s, p in enumerate(problem.producer) if 0 <= p < cut}
     taken = trips(problem, away, Link(20.0, 20.0))
     if hurry:

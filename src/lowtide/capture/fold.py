@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -60,7 +61,7 @@ def idle_leaves(joint: Joint, made: Joint) -> list[int]:
     ]
 
 
-class Fold:
+class Fold(ABC):
     """The forward pass around a region.
 
     ``idle`` are leaves that no tile reads: the loop gives gradients of zeros for them, as the step does.
@@ -78,13 +79,13 @@ class Fold:
         self.graph = fx.Graph()
         self.node: dict[int, fx.Node] = {}
 
+    @abstractmethod
     def region(self) -> nn.Module:
         """What the loop is for autograd."""
-        raise NotImplementedError
 
+    @abstractmethod
     def called(self, op: Op, call: Call) -> Call:
         """How an operator of the step is called: the loop by what it stands for."""
-        raise NotImplementedError
 
     def joint(self, change: Change | None = None) -> Joint:
         """The step, with a change to it once it is differentiated."""

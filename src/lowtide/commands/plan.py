@@ -160,7 +160,8 @@ def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
         return ["recompute"]
     with needs_torch("planning a PyTorch step"):
         from lowtide.cost.probe import best_device
-    return ["recompute", "offload"] if (device or best_device()) == "cuda" else ["recompute"]
+        from lowtide.execute.planning import usual_means
+    return list(usual_means(device or best_device()))
 
 
 def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:

@@ -34,6 +34,7 @@ Progress = Callable[[str], None]
 
 
 _IN_A_ROW = 10
+"""Steps on a CUDA device that are timed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,35 +283,33 @@ def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]
     """
     if not repeats:
         return [math.nan for _ in ways]
-    cuda = subject.device.type == "cuda"
-    steps = _IN_A_ROW if cuda else 1
+    clock = _on_device if subject.device.type == "cuda" else _on_host
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
         for k, way in enumerate(ways):
             subject.reset()
-            if cuda:
-                times[k].append(_on_device(subject, way, steps))
-                continue
-            start = time.perf_counter()
-            for _ in range(steps):
-                subject.model.zero_grad(set_to_none=True)
-                subject.step(way)
-            times[k].append((time.perf_counter() - start) / steps)
+            times[k].append(clock(subject, way))
     return [statistics.median(taken[1:]) for taken in times]
 
 
-def _on_device(subject: _Subject, way: _Way, steps: int) -> float:
+def _on_host(subject: _Subject, way: _Way) -> float:
+    start = time.perf_counter()
+    subject.step(way)
+    return time.perf_counter() - start
+
+
+def _on_device(subject: _Subject, way: _Way) -> float:
     """Seconds of a step on a CUDA device, from the end of one to the end of the last that follow it."""
     with torch.cuda.device(subject.device):
         start, end = timing_event(), timing_event()
-        for number in range(steps + 1):
+        for number in range(_IN_A_ROW + 1):
             subject.model.zero_grad(set_to_none=True)
             subject.step(way)
             if number == 0:
                 start.record()
         end.record()
         torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3 / steps
+    return float(start.elapsed_time(end)) * 1e-3 / _IN_A_ROW
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -58,10 +58,9 @@ def fits_host(graph: Graph, program: Program) -> bool:
 
 def _host_bytes(graph: Graph, program: Program) -> int:
     """The most that a program keeps on the host, with the loops in it."""
-    plain = max((_plain_bytes(body.graph, body.program) for body in program.bodies), default=0)
     # PyTorch's pool takes a power of two for each
     pinned = sum(count << max(0, size - 1).bit_length() for size, count in _buffers(graph, program).items())
-    return _plain_bytes(graph, program) + plain + pinned
+    return _plain_bytes(graph, program) + pinned
 
 
 def _plain_bytes(graph: Graph, program: Program) -> int:
@@ -74,7 +73,8 @@ def _plain_bytes(graph: Graph, program: Program) -> int:
             most = max(most, sum(held.values()))
         elif not sent:
             held.pop(tensor, None)
-    return most
+    inside = (_plain_bytes(body.graph, body.program) for body in program.bodies)  # one after the other
+    return most + max(inside, default=0)
 
 
 def _buffers(graph: Graph, program: Program) -> dict[int, int]:

@@ -25,7 +25,6 @@ from lowtide.execute.state import layout, state_of, with_state
 from lowtide.execute.tiling import in_tiles, with_loop
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.untouched import untouched
-from lowtide.plan.infeasible import TILES_HELP
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
@@ -158,9 +157,7 @@ class Planned:
                 tiled = in_tiles(joint, arguments, room, settings, budget, plain, state)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
-                told = str(refused).replace(TILES_HELP, "")  # they were tried
-                told = told.replace("; the smallest budget with a plan is", "; without tiles the smallest is")
-                refused.args = (f"{told}\ntiles: {str(error).splitlines()[0]}",)
+                refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
             return _without_tiles(whole, settings, str(error).splitlines()[0])

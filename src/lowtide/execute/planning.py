@@ -41,7 +41,6 @@ from lowtide.plan.simulate import simulate
 from lowtide.suggest import did_you_mean
 
 __all__ = [
-    "AUTO",
     "MEANS",
     "Kept",
     "Settings",
@@ -50,6 +49,7 @@ __all__ = [
     "link_of",
     "measurable",
     "plan_joint",
+    "usual_means",
 ]
 
 _MEASURED_SHARE = 0.8
@@ -111,8 +111,12 @@ class Settings:
         """The same with means chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
-        means = ("recompute", "offload", "tile") if device == "cuda" else ("recompute", "tile")
-        return replace(self, only=tuple(dict.fromkeys([*self.only, *means])))
+        return replace(self, only=tuple(dict.fromkeys([*self.only, *usual_means(device), "tile"])))
+
+
+def usual_means(device: str) -> tuple[str, ...]:
+    """What leaves all bits as they are and may help on a kind of device."""
+    return ("recompute", "offload") if device == "cuda" else ("recompute",)
 
 
 def plan_joint(
@@ -143,6 +147,7 @@ def plan_joint(
     kept = Kept(graph, able, settings, device, (beside, free), pinned)
     plan = kept.load()
     means = [one for one in settings.only if one != "tile"]
+    optional = settings.auto and not settings.offload  # nobody has asked for offload
 
     def made(means: Sequence[str]) -> Plan:
         return make_plan(
@@ -160,11 +165,12 @@ def plan_joint(
             offload=settings.offload,
             pinned=pinned,
             crossing=settings.crossing,
+            tiled="tile" in settings.only,
         )
 
-    if plan is None:
+    if plan is None or (optional and not fits_host(graph, plan.program)):
         plan = made(means)
-        if settings.auto and not settings.offload and not fits_host(graph, plan.program):
+        if optional and not fits_host(graph, plan.program):
             plan = made([one for one in means if one != "offload"])
         if plan.interrupted:
             warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)

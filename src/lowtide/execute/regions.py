@@ -92,16 +92,9 @@ def result_of(joint: Joint) -> str:
 
 
 def grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
-    """Ways to cut: the first axis into more and more parts, then height and width as well, into squares."""
-    axes = tiling.axes
-    for count in counts(axes[0]):
-        yield (count,) + (1,) * (len(axes) - 1)
-    if len(axes) < 3:
-        return
-    between = (1,) * (len(axes) - 3)
-    for count in counts(max(axes[-2:])):
-        side = math.ceil(max(axes[-2:]) / count)
-        yield (axes[0], *between, *(math.ceil(length / side) for length in axes[-2:]))
+    """Ways to cut what adds up to a loss: its first axis, then height and width as well."""
+    rank = len(tiling.axes)
+    return _grids(tiling.axes, range(max(1, rank - _AXES), rank) if rank > _AXES else ())
 
 
 def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
@@ -116,19 +109,25 @@ def rows(tiling: Tiling, budget: int) -> Iterator[tuple[int, ...]]:
 
 
 def result_grids(tiling: Tiling) -> Iterator[tuple[int, ...]]:
-    """Ways to cut a result: its first axis into more and more parts, then others that are worth it too."""
-    axes = tiling.axes
-    for count in counts(axes[0]):
-        yield (count,) + (1,) * (len(axes) - 1)
-    whole = Rect.of_shape(axes)
+    """Ways to cut a result: its first axis, then others that are worth it too."""
+    axes, whole = tiling.axes, Rect.of_shape(tiling.axes)
     most = working(tiling, whole)
     worth = [
         axis
         for axis in range(1, len(axes))
         if axes[axis] > 1 and max(working(tiling, half) for half in whole.split(axis, 2)) < _LESS * most
-    ][-_AXES:]
-    for count in counts(max((axes[axis] for axis in worth), default=1)):
-        yield (axes[0], *(min(count, axes[a]) if a in worth else 1 for a in range(1, len(axes))))
+    ]
+    return _grids(axes, worth[-_AXES:])
+
+
+def _grids(axes: Sequence[int], chosen: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The first axis in more and more parts; then in single ones, with the chosen axes cut into squares."""
+    for count in counts(axes[0]):
+        yield (count,) + (1,) * (len(axes) - 1)
+    longest = max((axes[axis] for axis in chosen), default=1)
+    for count in counts(longest):
+        side = math.ceil(longest / count)
+        yield (axes[0], *(math.ceil(axes[a] / side) if a in chosen else 1 for a in range(1, len(axes))))
 
 
 def inside(number: int) -> Inner:

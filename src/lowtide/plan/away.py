@@ -79,7 +79,7 @@ class _Away:
         self.bound = 0
         self.impossible = False
         self.interrupted = False
-        self.cuts = {max(range(len(self.plain.live)), key=self.plain.live.__getitem__)}
+        self.cuts = {self.plain.peak_at}
 
     def left(self) -> float:
         """Seconds to the deadline."""
@@ -160,7 +160,7 @@ class _Away:
             result = solve_cuts(
                 self.problem,
                 self.budget,
-                [max(range(len(self.plain.live)), key=self.plain.live.__getitem__)],
+                [self.plain.peak_at],
                 nodes=100,
                 seconds=seconds,
                 slack=_SLACK,

@@ -80,7 +80,7 @@ def shared(problem: Problem, plain: Outcome) -> list[Ties]:
     found = repeated(problem)
     if not found:
         return []
-    numbers = alike(problem, found, max(range(len(plain.live)), key=plain.live.__getitem__))
+    numbers = alike(problem, found, plain.peak_at)
     ways = [Ties(numbers)]
     most = max(one.copies for one in found)
     return ways + [Ties(numbers, borders(problem, found, every)) for every in _BORDERS if 2 * every <= most]

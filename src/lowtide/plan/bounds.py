@@ -71,8 +71,7 @@ class Cuts:
     def __init__(self, problem: Problem, budget: int, plain: Outcome) -> None:
         self.problem = problem
         self.budget = budget
-        live = list(plain.live)
-        self.cuts = {max(range(len(live)), key=live.__getitem__)}
+        self.cuts = {plain.peak_at}
         self.heavy: set[int] = set()
         """Operators whose own working set, where they run again, is part of the program."""
         self.bound = 0

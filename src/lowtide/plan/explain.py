@@ -112,13 +112,17 @@ def where(tensor: Tensor) -> str:
 
 def _again(plan: Plan) -> list[tuple[str, str, str]]:
     count: dict[int, int] = {}
+    spent: dict[int, float] = {}
     for line in plan.program.instructions:
         if isinstance(line, Run):
+            if line.op in count:
+                own = plan.seconds[line.op] if plan.seconds else 1.0
+                spent[line.op] += plan.short.get(line.op, own) if line.short else own
             count[line.op] = count.get(line.op, 0) + 1
+            spent.setdefault(line.op, 0.0)
     found = []
     for op, runs in count.items():
-        each = plan.short.get(op, plan.seconds[op]) if plan.seconds else 1.0
-        seconds = each * (runs - 1)
+        seconds = spent[op]
         if runs > 1 and seconds > 0:
             one = plan.graph.ops[op]
             source = f"{one.source.file}:{one.source.line}" if one.source else ""

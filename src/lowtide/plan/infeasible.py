@@ -14,18 +14,19 @@ from lowtide.plan.problem import Problem
 from lowtide.plan.smallest import smallest_budget
 from lowtide.units import format_bytes
 
-__all__ = ["TILES_HELP", "explained"]
+__all__ = ["explained"]
 
-TILES_HELP = "tiles (the means `tile`, as in only='recompute,tile'), "
-"""Said among what would help, as long as they were not tried."""
 _ROWS = 8
 _SECONDS = 2.0
 
 
 def explained(
-    problem: Problem, error: InfeasibleError, budget: int, beside: int, able: Collection[int]
+    problem: Problem, error: InfeasibleError, budget: int, beside: int, able: Collection[int], *, tiled: bool
 ) -> InfeasibleError:
-    """The error with who is live at the peak of the smallest plan that is known, and what would help."""
+    """The error with who is live at the peak of the smallest plan that is known, and what would help.
+
+    ``tiled`` says that tiles are tried besides: they are no advice then, and may need less.
+    """
     graph = problem.graph
     smallest = smallest_budget(problem, time_limit=_SECONDS)
     known = min(smallest.budget, error.smallest_budget) + beside
@@ -34,7 +35,7 @@ def explained(
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes); the smallest budget with a plan is "
+        f"({budget} bytes); {'without tiles ' if tiled else ''}the smallest budget with a plan is "
         f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(error.floor + beside)}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
@@ -43,7 +44,8 @@ def explained(
         lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
     for size, label, place in rows[:_ROWS]:
         lines.append(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}")
-    lines.append(f"what would help: {TILES_HELP}a smaller batch or image, half precision")
+    tiles = "" if tiled else "tiles (`tile` among the means, of a PyTorch step), "
+    lines.append(f"what would help: {tiles}a smaller batch or image, half precision")
     return InfeasibleError(
         "\n".join(lines),
         budget=budget,

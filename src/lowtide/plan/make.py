@@ -75,6 +75,7 @@ def make_plan(
     offload: Collection[str] = (),
     pinned: Collection[int] = (),
     crossing: bool = True,
+    tiled: bool = False,
 ) -> Plan:
     """The fastest Program found whose peak, with what is beside it on the device, stays inside the budget.
 
@@ -84,7 +85,8 @@ def make_plan(
     so far, if there is one.
 
     ``offload`` says which leaves may leave the device, ``pinned`` which of them may not after all, and
-    ``crossing`` whether they may be away between forward and backward.
+    ``crossing`` whether they may be away between forward and backward. ``tiled`` says that whoever asks tries
+    tiles too, should this be infeasible.
     """
     problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes
@@ -116,7 +118,7 @@ def make_plan(
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        told = _refused(*refused[-1], asked)
+        told = _refused(*refused[-1], asked, tiled)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         raise told
     best = min(tried, key=lambda one: one.seconds)
@@ -212,11 +214,11 @@ def _at_the_end(problem: Problem) -> int:
 
 
 def _refused(
-    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], asked: _Asked
+    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], asked: _Asked, tiled: bool
 ) -> InfeasibleError:
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
     end = _at_the_end(there) + asked.beside
-    told = explained(there, error, asked.budget, asked.beside, asked.able)
+    told = explained(there, error, asked.budget, asked.beside, asked.able, tiled=tiled)
     if not leaves or end <= asked.budget:
         return told
     said = (

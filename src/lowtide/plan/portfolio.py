@@ -229,10 +229,10 @@ class _Search:
 
     def reuse(self, ties: Ties, share: float) -> Outcome | None:
         """A schedule with one choice for the copies of repeated blocks, in a share of the time limit."""
-        cut = max(range(len(self.plain.live)), key=self.plain.live.__getitem__)
         seconds = max(0.0, min(self.left(), share * self.time_limit))
+        cut, slack = self.plain.peak_at, 5 * _SLACK
         result = solve_cuts(
-            self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=5 * _SLACK, ties=ties
+            self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=slack, ties=ties
         )
         if result.events is None:
             return None

@@ -34,6 +34,11 @@ class Outcome:
     live: tuple[int, ...]
     """Bytes while each run of :func:`order` runs."""
 
+    @property
+    def peak_at(self) -> int:
+        """The run at which most is live."""
+        return max(range(len(self.live)), key=self.live.__getitem__)
+
 
 def order(problem: Problem, events: Iterable[Event]) -> list[Event]:
     """All runs in order, as instant and operator; a mandatory one has both the same."""
