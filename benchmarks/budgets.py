@@ -23,6 +23,7 @@ from lowtide.errors import LowtideError
 from lowtide.execute.compare import compare
 from lowtide.files import write_atomically
 from plain import machine
+from rivals import RIVALS, eager
 
 RESULTS = Path(__file__).parent / "results"
 BOTH = "recompute,offload"
@@ -57,7 +58,13 @@ def ours(target: str, budget: str, only: str, device: str, repeats: int) -> dict
         return row | {"error": str(error).splitlines()[0]}
     torch._dynamo.reset()
     found = compare(
-        built.model, built.batch, built.loss, lambda _: plan.program, trains=built.trains, repeats=repeats
+        built.model,
+        built.batch,
+        built.loss,
+        lambda _: plan.program,
+        trains=built.trains,
+        repeats=repeats,
+        in_place=False,  # it runs as it was planned
     )
     told = {key: value for key, value in plan.as_json().items() if key not in ("predicted", "plain")}
     return row | told | {
@@ -75,31 +82,31 @@ def rival(target: str, name: str, device: str, repeats: int) -> dict[str, Any]:
     """Another way to run the step: its peak and time, beside those of eager."""
     torch._dynamo.reset()
     built = zoo.build(target, device=device)
-    eager = _timed(lambda: built.loss(built.model, *built.batch), built.model, repeats)
+    plain = _timed(eager(built), built.model, repeats)
     theirs = _timed(RIVALS[name](built), built.model, repeats)
     return {
         "target": built.name,
         "way": name,
-        "eager": {"peak_bytes": eager[0], "seconds": eager[1]},
+        "eager": {"peak_bytes": plain[0], "seconds": plain[1]},
         "measured": {"peak_bytes": theirs[0], "seconds": theirs[1]},
-        "ratio": theirs[1] / eager[1],
+        "ratio": theirs[1] / plain[1],
     }
 
 
-def _timed(step: Callable[[], Any], model: Any, repeats: int) -> tuple[int, float]:
+def _timed(step: Callable[[], None], model: Any, repeats: int) -> tuple[int, float]:
     for _ in range(2):
         model.zero_grad(set_to_none=True)
-        step().backward()
+        step()
     model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    step().backward()
+    step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number in range(repeats + 1):  # the first one is not counted: the device waits for the host there
         model.zero_grad(set_to_none=True)
-        step().backward()
+        step()
         if number == 0:
             start.record()
     end.record()
@@ -107,54 +114,6 @@ def _timed(step: Callable[[], Any], model: Any, repeats: int) -> tuple[int, floa
     seconds = start.elapsed_time(end) * 1e-3 / repeats
     model.zero_grad(set_to_none=True)
     return peak, seconds
-
-
-def _save_on_cpu(built: Any) -> Callable[[], Any]:
-    def step() -> Any:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return built.loss(built.model, *built.batch)
-
-    return step
-
-
-def _compiled(share: float) -> Callable[[Any], Callable[[], Any]]:
-    def make(built: Any) -> Callable[[], Any]:
-        compiled = torch.compile(built.loss, fullgraph=True, dynamic=False)
-
-        def step() -> Any:
-            with torch._functorch.config.patch(activation_memory_budget=share):
-                return compiled(built.model, *built.batch)
-
-        return step
-
-    return make
-
-
-def _checkpointed(built: Any) -> Callable[[], Any]:
-    """Every block of the network checkpointed by hand."""
-    from torch.utils.checkpoint import checkpoint
-
-    blocks = _blocks(built.model)
-    if not blocks:
-        raise RuntimeError("the network has no blocks to checkpoint")
-    for block in blocks:
-        forward = block.forward
-        block.forward = lambda *args, _forward=forward: checkpoint(_forward, *args, use_reentrant=False)
-    return lambda: built.loss(built.model, *built.batch)
-
-
-def _blocks(model: Any) -> list[Any]:
-    lists = [m for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
-    return [block for part in lists for block in part.children() if list(block.children())]
-
-
-RIVALS: dict[str, Callable[[Any], Callable[[], Any]]] = {
-    "save_on_cpu": _save_on_cpu,
-    "checkpoint": _checkpointed,
-    "compile": _compiled(1.0),
-    "compile-0.5": _compiled(0.5),
-    "compile-0.2": _compiled(0.2),
-}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -193,29 +152,37 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     chosen = parser.parse_args()
     cases = [(*case.split("=", 1)[0:1], *case.rsplit("=", 1)[1].partition("+")[::2]) for case in chosen.cases]
-    rows = []
-    for target, budget, only in cases or CASES[chosen.device]:
-        rows.append(ours(target, budget, only or "recompute", chosen.device, chosen.repeats))
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
         print(table(rows).splitlines()[-1], flush=True)
+        _store(rows, chosen)
+
+    for target, budget, only in cases or CASES[chosen.device]:
+        add(ours(target, budget, only or "recompute", chosen.device, chosen.repeats))
     for name in filter(None, chosen.rivals.split(",")):
         for target in dict.fromkeys(case[0] for case in cases or CASES[chosen.device]):
             try:
-                rows.append(rival(target, name, chosen.device, chosen.repeats))
-                print(table(rows).splitlines()[-1], flush=True)
-            except Exception as error:  # noqa: PERF203  a rival that cannot run this network is a result too
+                row = rival(target, name, chosen.device, chosen.repeats)
+            except Exception as error:  # a rival that cannot run this network is a result too
                 told = f"{type(error).__name__}: {str(error)[:120]}".replace("\n", " ")
-                rows.append({"target": target, "way": name, "budget": "", "error": told})
-                print(table(rows).splitlines()[-1], flush=True)
+                row = {"target": target, "way": name, "budget": "", "error": told}
+            add(row)
+    print(_store(rows, chosen))
+
+
+def _store(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> str:
+    """Written after every row, so that what fails later does not lose it."""
     about = machine(chosen.device)
     document = {"date": str(date.today()), "machine": about, "repeats": chosen.repeats, "rows": rows}
     where = ", ".join(f"{k} {v}" for k, v in about.items())
     command = " ".join(["python benchmarks/budgets.py", *sys.argv[1:]])
     text = f"# Steps inside budgets\n\n`{command}`, {date.today()}; {where}\n\n{table(rows)}\n"
-    write_atomically(
-        RESULTS / f"{chosen.name}-{chosen.device}.json", json.dumps(document, indent=2).encode() + b"\n"
-    )
-    write_atomically(RESULTS / f"{chosen.name}-{chosen.device}.md", text.encode())
-    print(text)
+    name = f"{chosen.name}-{chosen.device}"
+    write_atomically(RESULTS / f"{name}.json", json.dumps(document, indent=2).encode() + b"\n")
+    write_atomically(RESULTS / f"{name}.md", text.encode())
+    return text
 
 
 if __name__ == "__main__":

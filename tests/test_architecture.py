@@ -38,6 +38,7 @@ TORCH_IN = (
     "capture",
     "execute",
     "zoo",
+    "cost/clock.py",
     "cost/measure.py",
     "cost/probe.py",
     "cost/record.py",

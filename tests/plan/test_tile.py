@@ -5,17 +5,20 @@ import functools
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide import zoo
 from lowtide.capture.step import capture
 from lowtide.errors import InfeasibleError, PlanError
+from lowtide.execute import tiling
 from lowtide.execute.compare import compare
 from lowtide.graph import Rect
 from lowtide.plan.check import check
 from lowtide.plan.plain import offload_all, recompute_all
 from lowtide.plan.program import Loop, Program, Run
 from lowtide.plan.simulate import simulate
+from lowtide.plan.tile import TileStep
 from tests.execute.tiles import program_of
 
 replace = msgspec.structs.replace
@@ -189,3 +192,20 @@ def test_fit_reaches_with_tiles_what_recomputation_cannot(tmp_path, monkeypatch)
     assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
     assert plan.predicted.peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
     assert found.max_rel_grad_diff < 1e-4
+
+
+def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    net = nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)).double()
+    x = torch.randn(64, 8, dtype=torch.float64)
+
+    def slow(*args, issue, **more):
+        assert not issue  # on the CPU the host does the work itself
+        return TileStep(*args, issue=1.0, **more)
+
+    monkeypatch.setattr(tiling, "TileStep", slow)
+    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 0.5}
+    plan = lowtide.fit(lambda net, x: net(x).square().mean(), net, x, **asked).plan
+    runs = [sum(isinstance(line, Run) for line in body.program.instructions) for body in plan.program.bodies]
+    loop = loop_of(plan.program)
+    assert plan.predicted.seconds >= sum(runs[tile.body] for tile in loop.tiles) > 1

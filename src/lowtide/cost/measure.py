@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,24 +21,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from lowtide.cost.cache import CostCache
+from lowtide.cost.clock import Clock, CpuClock, CudaClock
 from lowtide.cost.short import ALONE, TAILS, joins, saved_results, short_run
 from lowtide.cost.signature import signature
 from lowtide.cost.types import Cost, Figure, Origin
-from lowtide.cost.watch import Marker, timing_event, watch_cpu
+from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
 from lowtide.graph import Graph
 
 __all__ = ["Measured", "measure"]
 
-MOST_REPEATS = 20
-REPEAT_SECONDS = 0.15
-"""Repeats of an operator end once they took so long together; there is one at least."""
-_BATCH = 5
 _ENOUGH_VALUES = 1000
 """A short second run must give so many values like the first one at least, to be trusted."""
-_PAUSE_CYCLES = 1_000_000
-"""About half a millisecond in which a GPU does nothing, while the host queues what is to be timed."""
-
 Progress = Callable[[int, int], None]
 """Told how many operators have run, of how many."""
 
@@ -92,7 +86,7 @@ class _Meter(Marker):
         self.cached = {name for name, cost in known.items() if cost is not None}
         self.costs = {name: cost for name, cost in known.items() if cost is not None}
         self.once: set[str] = set()
-        self._clocks: dict[torch.device, _Clock] = {}
+        self._clocks: dict[torch.device, Clock] = {}
         self._catch: Any = None
         self._started = 0.0
         self._done = 0
@@ -129,7 +123,7 @@ class _Meter(Marker):
         device = _device(one.device)
         clock = self._clocks.get(device)
         if clock is None:
-            clock = self._clocks[device] = _CudaClock(device) if device.type == "cuda" else _CpuClock()
+            clock = self._clocks[device] = CudaClock(device) if device.type == "cuda" else CpuClock()
         result, seconds, workspace = clock.first(lambda: function(*args, **kwargs))
         moved, view = _moved(one.kind, function, args, kwargs, result)
         samples: list[float] = []
@@ -157,7 +151,7 @@ class _Meter(Marker):
             self.cache.add(self.signatures[op], cost)
         return result
 
-    def _short(self, clock: _Clock, function: Any, args: Sequence[Any], result: Any) -> dict[str, Figure]:
+    def _short(self, clock: Clock, function: Any, args: Sequence[Any], result: Any) -> dict[str, Figure]:
         """Seconds of second runs from what the first one saved, if they give the very bits of the first."""
         saved = [result[k] for k in saved_results(function, args)]
         found: dict[str, Figure] = {}
@@ -206,99 +200,8 @@ class _Catch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._meter.take(self._op, func, args, kwargs or {})
 
 
-class _Clock(Protocol):
-    """Times calls and says what they allocate besides their results."""
-
-    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
-        """The result, seconds and workspace of one call."""
-
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
-        """Seconds of a few more calls, and their workspace if it was looked at."""
-
-
-class _CpuClock:
-    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
-        def run(marker: Marker) -> tuple[Any, float]:
-            marker.before(0)
-            started = time.perf_counter()
-            result = call()
-            seconds = time.perf_counter() - started
-            marker.after(0)
-            return result, seconds
-
-        (result, seconds), allocations = watch_cpu(run)
-        return result, seconds, allocations.workspace_bytes(0) or 0
-
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
-        samples: list[float] = []
-        while not _enough(samples, deadline):
-            started = time.perf_counter()
-            result = call()
-            samples.append(time.perf_counter() - started)
-            del result  # giving memory back is not the operator's time
-        return samples, None
-
-
-class _CudaClock:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._nothing = 0.0
-        self._nothing = statistics.median(self._batch(lambda: None))
-        """What two events take with nothing between."""
-
-    def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
-        torch.cuda.synchronize(self.device)
-        started = time.perf_counter()
-        result, workspace = self._watched(call)
-        torch.cuda.synchronize(self.device)
-        return result, time.perf_counter() - started, workspace
-
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
-        # only now: a first call also allocates what libraries keep for themselves
-        workspace = self._watched(call)[1]
-        samples: list[float] = []
-        while not _enough(samples, deadline):
-            samples += self._batch(call)
-        return samples, workspace
-
-    def _watched(self, call: Callable[[], Any]) -> tuple[Any, int]:
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        result = call()
-        most, after = (
-            torch.cuda.max_memory_allocated(self.device),
-            torch.cuda.memory_allocated(self.device),
-        )
-        return result, most - max(before, after)
-
-    def _batch(self, call: Callable[[], Any]) -> list[float]:
-        """Seconds of some calls on the device, without the time in which it waits for the host."""
-        with torch.cuda.device(self.device):
-            pairs = []
-            getattr(torch.cuda, "_sleep", _no_pause)(_PAUSE_CYCLES)
-            for _ in range(_BATCH):
-                start, end = timing_event(), timing_event()
-                start.record()
-                result = call()
-                end.record()
-                del result
-                pairs.append((start, end))
-            torch.cuda.synchronize(self.device)
-        return [max(0.0, start.elapsed_time(end) * 1e-3 - self._nothing) for start, end in pairs]
-
-
-def _no_pause(cycles: int) -> None:
-    """Where torch has no such kernel, short operators look as long as they take to issue."""
-
-
-def _enough(samples: list[float], deadline: float) -> bool:
-    return bool(samples) and (
-        len(samples) >= MOST_REPEATS or sum(samples) >= REPEAT_SECONDS or time.perf_counter() >= deadline
-    )
-
-
 def _repeated(
-    clock: _Clock,
+    clock: Clock,
     function: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],

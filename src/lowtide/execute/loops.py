@@ -6,8 +6,9 @@ gradient of that is there, adds to the gradients.
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +22,9 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
 from lowtide.execute.lines import Frame, prepared, run_lines
 from lowtide.execute.transfer import transfers
-from lowtide.plan.program import Body, Loop, Program, Send
+from lowtide.plan.program import Body, Loop, Program, Run, Send
 
-__all__ = ["Turning", "run_body", "zeros"]
+__all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
 
 
 class _Turn:
@@ -137,19 +138,47 @@ def run_body(
     region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor], marker: Marker
 ) -> None:
     """Run one tile of a body with a marker, as its operators are measured; nothing is kept."""
+    _one_turn(region, number, program, values)(marker)
+
+
+def issue_seconds(
+    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor]
+) -> float:
+    """Seconds in which the host hands an operator of a body to the device, on average."""
+    turn = _one_turn(region, number, program, values)
+    runs = sum(isinstance(line, Run) for line in program.instructions)
+    device = region.bodies[number].values[0].device
+    taken = 0.0
+    for _ in range(2):  # what is set up in the first does not count
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        turn(None)
+        taken = time.perf_counter() - began
+    torch.cuda.synchronize(device)
+    return taken / max(1, runs)
+
+
+def _one_turn(
+    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor]
+) -> Callable[[Marker | None], None]:
+    """A function that runs one tile of a body."""
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
-    turn, total = _Turn(joint, program), None
-    with torch.no_grad():
-        if isinstance(region, Region):
-            total = region.total(*(values[k] for k in region.total_of)) if region.total else None
-            into = {t: zeros(like) for t, like in region.gradients}
-            turn(_arguments(region, tile, values, total, into), _ones(region.loss), marker)
-        elif region.gradients is None:
-            turn(_arguments(region, tile, values), None, marker)
-        else:
-            into = dict(zip(region.gradients, map(zeros, region.like), strict=True))
-            turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()], marker)
+    turn = _Turn(joint, program)
+
+    def run(marker: Marker | None) -> None:
+        with torch.no_grad():
+            if isinstance(region, Region):
+                total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+                into = {t: zeros(like) for t, like in region.gradients}
+                turn(_arguments(region, tile, values, total, into), _ones(region.loss), marker)
+            elif region.gradients is None:
+                turn(_arguments(region, tile, values), None, marker)
+            else:
+                into = dict(zip(region.gradients, map(zeros, region.like), strict=True))
+                turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()], marker)
+
+    return run
 
 
 def _ones(like: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.geometry import geometry
 from lowtide.execute.host import fits_host
 from lowtide.execute.in_place import able_in_place
-from lowtide.execute.loops import run_body, zeros
+from lowtide.execute.loops import issue_seconds, run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
 from lowtide.execute.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.execute.room import Room
@@ -166,6 +166,8 @@ class _Search:
     """How images lie in memory inside tiles; None: not known yet which way is faster."""
     inner: Inner | None = None
     """Which loops are inside tiles."""
+    issue: float = 0.0
+    """Seconds in which the host hands over an operator; measured with the first tile of a region."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
@@ -201,6 +203,7 @@ class _Search:
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], nest: bool = False) -> None:
         """Plan with more and more tiles, or with more and more inside each, as long as that may help."""
         self.worse = self.vain = 0
+        self.issue = 0.0
         self.least = self.largest = math.inf
         for number, parts in enumerate(ways):
             self.inner = inside(number) if nest else None
@@ -356,7 +359,9 @@ class _Search:
 
         measured = run if program else None
         costs = costs_of(body.graph, targets, kind, measured, self.settings.cost, time_limit)
-        return TileStep(body.graph, costs, able_in_place(body))
+        if program and self.settings.cost == "measured" and kind == "cuda" and not self.issue:
+            self.issue = issue_seconds(region, number, program, values)
+        return TileStep(body.graph, costs, able_in_place(body), issue=self.issue)
 
 
 def _middle(boxes: Sequence[Rect]) -> Rect:

@@ -38,12 +38,15 @@ class TileStep:
     """Operators that may run in place."""
     inside: Inside | None = None
     """Loops that are part of it."""
+    issue: float = 0.0
+    """Seconds in which the host hands an operator to the device, on average: it may be what takes longest."""
 
     @property
     def seconds(self) -> float:
         """What it takes where nothing is run again."""
         pairs = zip(self.graph.ops, self.costs.seconds, strict=True)
         around = sum(seconds for op, seconds in pairs if op.kind != LOOP)
+        around = max(around, self.issue * len(self.graph.ops))
         inner = self.inside
         return around + (sum(inner.steps[k].seconds for one in inner.which for k in one) if inner else 0.0)
 
@@ -109,7 +112,7 @@ def plan_loop(
             plan = _with_inner(step, step.inside, room, only, more)
         plans[k], programs[k] = plan, plan.program
     bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
-    spent = [_seconds(body, link) for body in bodies]
+    spent = [_seconds(body, link, step.issue) for body, step in zip(bodies, steps, strict=True)]
     inside = [inside_bytes(body) for body in bodies]
     seconds, workspace = costs.seconds, costs.workspace_bytes
     lines: dict[int, Loop] = {}
@@ -198,10 +201,11 @@ def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-def _seconds(body: Body, link: Link | None) -> float:
+def _seconds(body: Body, link: Link | None, issue: float) -> float:
+    """What a tile takes, on the device or on the host that hands it over, whichever takes longer."""
     workspace = body.workspace_bytes
     timeline = simulate(body.graph, body.program, workspace_bytes=workspace, seconds=body.seconds, link=link)
-    return sum(timeline.seconds)
+    return max(sum(timeline.seconds), issue * len(timeline.seconds))
 
 
 def _with_loops(program: Program, loops: Mapping[int, Loop], bodies: Sequence[Body]) -> Program:
