@@ -27,7 +27,7 @@ from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
-from lowtide.execute import planned, planning, tiling
+from lowtide.execute import cutting, planned, planning, tiling
 from lowtide.execute.geometry import geometry
 from lowtide.files import write_atomically
 from plain import machine
@@ -74,7 +74,7 @@ class Clock:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         places = [
-            (tiling, "looped", "tiles captured"),
+            (cutting, "looped", "tiles captured"),
             (planning, "measure", "measured"),
             (tiling, "plan_loop", "searched"),
             (planned, "plan_joint", "whole step planned"),

@@ -11,6 +11,7 @@ from lowtide.capture.loop import looped
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError
+from lowtide.execute.cutting import Cutter
 from lowtide.execute.geometry import geometry
 from lowtide.execute.planning import Settings
 from lowtide.execute.regions import grids
@@ -118,6 +119,8 @@ def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
 
     monkeypatch.setattr(_Search, "_planned", planned)
     whole = tiling()
-    search = _Search(whole.joint, (), Room(()), Settings.of("1TB"), 10**12, Side(10**12, 1.0))
+    asked = Room(()), Settings.of("1TB")
+    cutter = Cutter(whole.joint, (), *asked)
+    search = _Search(whole.joint, cutter, *asked, 10**12, Side(10**12, 1.0))
     search.attempts(whole, grids(whole))
     assert tried[0] == 16

@@ -11,7 +11,7 @@ import lowtide
 from lowtide import zoo
 from lowtide.capture.step import capture
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.execute import tiling
+from lowtide.execute import cutting
 from lowtide.execute.compare import compare
 from lowtide.graph import Rect
 from lowtide.plan.check import check
@@ -203,8 +203,8 @@ def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over(tmp_path, monk
         assert not issue  # on the CPU the host does the work itself
         return TileStep(*args, issue=1.0, **more)
 
-    monkeypatch.setattr(tiling, "TileStep", slow)
-    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 0.5}
+    monkeypatch.setattr(cutting, "TileStep", slow)
+    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 1}
     plan = lowtide.fit(lambda net, x: net(x).square().mean(), net, x, **asked).plan
     runs = [sum(isinstance(line, Run) for line in body.program.instructions) for body in plan.program.bodies]
     loop = loop_of(plan.program)

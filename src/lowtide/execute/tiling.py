@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,26 +13,23 @@ from typing import Any
 import torch
 
 from lowtide.capture.joint import Joint
-from lowtide.capture.loop import Region, looped
+from lowtide.capture.loop import looped
 from lowtide.capture.nested import Inner
-from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tiling
-from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.execute.cutting import Cutter, Way, around
 from lowtide.execute.geometry import geometry
 from lowtide.execute.host import fits_host
 from lowtide.execute.in_place import able_in_place
-from lowtide.execute.loops import issue_seconds, run_body, zeros
-from lowtide.execute.planning import Settings, costs_of, device_of, link_of, measurable
+from lowtide.execute.planning import Settings, device_of, link_of
 from lowtide.execute.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
-from lowtide.graph import LOOP, Rect
-from lowtide.plan.make import Costs
+from lowtide.graph import Rect
 from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
-from lowtide.plan.tile import Inside, TileStep, plan_loop
+from lowtide.plan.tile import plan_loop
 from lowtide.units import format_bytes
 
 __all__ = ["in_tiles", "loop_of", "with_loop"]
@@ -42,8 +38,10 @@ _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
 _SPLIT = 1.1
 """Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
-_SHARE = 0.4
-"""Of the time limit, for one way to cut."""
+_PROBE = 0.1
+"""Of the time limit, for one way to cut; the best of them gets what is left."""
+_PROBE_AROUND = 0.3
+"""The same where most of the step is around the tiles."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
 _IMAGE = 3
@@ -56,13 +54,10 @@ _LESS = 0.97
 """Smaller tiles must need less than this share of what larger ones need, or no more are tried."""
 _PATIENCE = 8
 """All of the search, with capturing and measuring, takes no more than so many times the time limit."""
-_CONVOLUTION = "aten.convolution"
 _SAMPLES = 8
 """So many tiles stand for all of a way to cut."""
 _ELEMENTS = 2**31 - 1
 """Tiles with larger tensors are not tried: many kernels count elements in 32 bits."""
-_REPEATED = 60.0
-"""Seconds for measuring the body of most tiles."""
 _WORSE = 2
 """So many ways in a row may be slower than the best before the search ends."""
 
@@ -107,7 +102,8 @@ def in_tiles(
 
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
-    search = _Search(joint, arguments, room, settings, budget, plain, state)
+    cutter = Cutter(joint, arguments, room, settings)
+    search = _Search(joint, cutter, room, settings, budget, plain, state)
     result = result_of(joint)
     with search.unless_refused():
         search.whole_step(Tiling(joint, end=result))
@@ -120,31 +116,14 @@ def in_tiles(
         raise search.refused or InfeasibleError(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
+    search.polish()
     return search.best
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A step cut into tiles, with the steps of its tiles."""
-
-    whole: Joint
-    loops: list[int]
-    """Which of its operators are loops."""
-    steps: list[TileStep]
-    which: list[list[int]]
-    """For each loop the step of each tile."""
-    channels_last: bool
-
-    @property
-    def seconds(self) -> float:
-        """What all tiles take where nothing is run again."""
-        return sum(self.steps[k].seconds for one in self.which for k in one)
 
 
 @dataclass(slots=True)
 class _Search:
     joint: Joint
-    arguments: Sequence[Any]
+    cutter: Cutter
     room: Room
     settings: Settings
     budget: int
@@ -166,13 +145,14 @@ class _Search:
     """How images lie in memory inside tiles; None: not known yet which way is faster."""
     inner: Inner | None = None
     """Which loops are inside tiles."""
-    issue: float = 0.0
-    """Seconds in which the host hands over an operator; measured with the first tile of a region."""
+    again: Callable[[float], Plan] | None = None
+    """Plans the best way to cut once more, in so many seconds."""
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
         late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
-        return self.worse >= _WORSE or self.spent > self.settings.time_limit or late
+        spent = self.best is not None and self.spent > self.settings.time_limit
+        return self.worse >= _WORSE or spent or late
 
     @contextlib.contextmanager
     def unless_refused(self) -> Iterator[None]:
@@ -203,7 +183,7 @@ class _Search:
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], nest: bool = False) -> None:
         """Plan with more and more tiles, or with more and more inside each, as long as that may help."""
         self.worse = self.vain = 0
-        self.issue = 0.0
+        self.cutter.issue = 0.0  # other operators, on average
         self.least = self.largest = math.inf
         for number, parts in enumerate(ways):
             self.inner = inside(number) if nest else None
@@ -252,18 +232,28 @@ class _Search:
         return inner > _GOOD
 
     def _planned(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
-        settings, cut, end = self.settings, tiling.begins, tiling.ends
+        """A plan found fast for these tiles, and which share of its time it spends on what is run again."""
         if self.channels_last is None:
-            self.channels_last = self.faster_layout(tiling, boxes)
-        way = self._cut_up(tiling, boxes, self.channels_last)
-        whole, kind = way.whole, device_of(way.whole.graph)
-        all_of_it = not cut and end == result_of(self.joint)
-        graph = with_state(whole.graph, self.state)
-        began = time.monotonic()
+            self.channels_last = self.cutter.faster_layout(tiling, boxes)
+        way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
+        again = partial(self._search, way, tiling, boxes, beside)
+        share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
+        plan = again(share * self.settings.time_limit)
+        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
+            self.again = again
+        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
+        return plan, plan.predicted.seconds / least - 1 if least else 0.0
+
+    def _search(
+        self, way: Way, tiling: Tiling, boxes: Sequence[Rect], beside: int, time_limit: float
+    ) -> Plan:
+        settings, cut, end = self.settings, tiling.begins, tiling.ends
+        kind = device_of(way.whole.graph)
+        graph = with_state(way.whole.graph, self.state)
         plan_with = partial(
             plan_loop,
             graph,
-            _around(whole, kind),
+            around(way.whole, kind),
             boxes,
             way.which,
             way.steps,
@@ -272,114 +262,31 @@ class _Search:
             cut=cut,
             end=end,
             channels_last=way.channels_last,
-            whole=all_of_it,
-            able=able_in_place(whole),
+            whole=self._all_of_it(tiling),
+            able=able_in_place(way.whole),
             beside_bytes=beside,
-            time_limit=(_SHARE if all_of_it else 0.5) * settings.time_limit,
+            time_limit=time_limit,
             seed=settings.seed,
             progress=settings.progress,
         )
-        plan = plan_with(only=settings.only, link=link_of(kind) if "offload" in settings.only else None)
-        if not fits_host(graph, plan.program):
-            plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
-        self.spent += time.monotonic() - began
-        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
-        return plan, plan.predicted.seconds / least - 1 if least else 0.0
+        began = time.monotonic()
+        try:
+            plan = plan_with(only=settings.only, link=link_of(kind) if "offload" in settings.only else None)
+            if not fits_host(graph, plan.program):
+                plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
+        finally:
+            self.spent += time.monotonic() - began
+        return plan
 
-    def faster_layout(self, tiling: Tiling, boxes: Sequence[Rect]) -> bool:
-        """Whether images had better lie with channels last than as they do, by the tile in the middle.
+    def _all_of_it(self, tiling: Tiling) -> bool:
+        return not tiling.begins and tiling.ends == result_of(self.joint)
 
-        Convolutions on CUDA turn images around before and after, unless they lie with channels last.
-        """
-        if not any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops):
-            return False
-        one = [_middle(boxes)]
-        return self._cut_up(tiling, one, True).seconds < self._cut_up(tiling, one, False).seconds
-
-    def _cut_up(self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool) -> _Way:
-        """The step in these tiles, with what their operators take."""
-        begins, ends = tiling.begins, tiling.ends
-        whole = looped(self.joint, boxes, begins, ends, channels_last=channels_last, inner=self.inner)
-        loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
-        steps, which = self._steps(whole, loops, self.arguments)
-        if self.inner is not None and not any(step.inside for step in steps):
-            raise CaptureError("nothing inside of tiles can be cut")
-        return _Way(whole, loops, steps, which, channels_last)
-
-    def _steps(
-        self, whole: Joint, loops: Sequence[int], arguments: Sequence[Any]
-    ) -> tuple[list[TileStep], list[list[int]]]:
-        """Steps of tiles with what they take, and for each loop the step of each tile."""
-        kind = device_of(whole.graph)
-        steps: list[TileStep] = []
-        which: list[list[int]] = []
-        for at in loops:
-            region: Region | Half = whole.calls[at].target
-            values = _values(whole, at, arguments)
-            numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
-            steps += self._all_measured(region, values, kind)
-            which.append([numbers[id(tile.joint)] for tile in region.tiles])
-        return steps, which
-
-    def _all_measured(
-        self, region: Region | Half, values: Sequence[torch.Tensor], kind: str
-    ) -> list[TileStep]:
-        """The bodies with their costs: that of most tiles first, the others in the time limit altogether."""
-        turns = Counter(id(tile.joint) for tile in region.tiles)
-        bodies = list(enumerate(region.bodies))
-        bodies.sort(key=lambda pair: -turns[id(pair[1])])
-        found = {bodies[0][0]: self._measured(region, *bodies[0], values, kind, _REPEATED)}
-        end = time.monotonic() + self.settings.time_limit
-        for k, body in bodies[1:]:
-            left = max(0.0, end - time.monotonic())
-            found[k] = self._measured(region, k, body, values, kind, left)
-        return [found[k] for k in range(len(bodies))]
-
-    def _measured(
-        self,
-        region: Region | Half,
-        number: int,
-        body: Joint,
-        values: Sequence[torch.Tensor],
-        kind: str,
-        time_limit: float,
-    ) -> TileStep:
-        loops = [k for k, op in enumerate(body.graph.ops) if op.kind == LOOP]
-        if loops:
-            steps, which = self._steps(body, loops, ())
-            boxes = [tile.over for tile in body.calls[loops[0]].target.tiles]
-            inner = Inside(boxes, body.calls[loops[0]].target.end, which, steps)
-            return TileStep(body.graph, _around(body, kind), able_in_place(body), inner)
-        targets = [call.target for call in body.calls]
-        program = measurable(body.graph, targets, kind, self.room)
-
-        def run(marker: Marker) -> None:
-            assert program is not None
-            run_body(region, number, program, values, marker)
-
-        measured = run if program else None
-        costs = costs_of(body.graph, targets, kind, measured, self.settings.cost, time_limit)
-        if program and self.settings.cost == "measured" and kind == "cuda" and not self.issue:
-            self.issue = issue_seconds(region, number, program, values)
-        return TileStep(body.graph, costs, able_in_place(body), issue=self.issue)
-
-
-def _middle(boxes: Sequence[Rect]) -> Rect:
-    """The box of a grid nearest to its middle: there are most of its sort."""
-    ends = boxes[-1].hi
-    return min(
-        boxes, key=lambda box: sum(abs(lo + hi - end) for (lo, hi), end in zip(box, ends, strict=True))
-    )
-
-
-def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """What goes into the loop, as far as it goes into the step; anything else is zeros of its form."""
-    given = {t: value for t, value in zip(whole.inputs, arguments, strict=bool(arguments)) if t is not None}
-    given |= whole.constants
-    return [given[t] if t in given else zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
-
-
-def _around(whole: Joint, kind: str) -> Costs:
-    """What the operators around the loop take: as far as they are known from the step, else estimated."""
-    targets = [call.target for call in whole.calls]
-    return costs_of(whole.graph, targets, kind, None, "known")
+    def polish(self) -> None:
+        """Plan the best way to cut once more, in the time that is left."""
+        left = self.settings.time_limit - self.spent
+        if self.best is None or self.again is None or left <= 0:
+            return
+        with contextlib.suppress(InfeasibleError):
+            plan = self.again(left)
+            if plan.predicted.seconds < self.best.predicted.seconds:
+                self.best = plan

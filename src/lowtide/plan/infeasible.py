@@ -21,14 +21,22 @@ _SECONDS = 2.0
 
 
 def explained(
-    problem: Problem, error: InfeasibleError, budget: int, beside: int, able: Collection[int], *, tiled: bool
+    problem: Problem,
+    error: InfeasibleError,
+    budget: int,
+    beside: int,
+    able: Collection[int],
+    *,
+    tiled: bool,
+    time_limit: float,
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
+    To look for that plan takes half of the time limit at most.
     ``tiled`` says that tiles are tried besides: they are no advice then, and may need less.
     """
     graph = problem.graph
-    smallest = smallest_budget(problem, time_limit=_SECONDS)
+    smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
     known = min(smallest.budget, error.smallest_budget) + beside
     program = with_in_place(graph, lower(problem, smallest.events), able)
     rows = at_peak(graph, program, problem.workspace_of_graph)

@@ -118,7 +118,7 @@ def make_plan(
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        told = _refused(*refused[-1], asked, tiled)
+        told = _refused(*refused[-1], asked, tiled, time_limit)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         raise told
     best = min(tried, key=lambda one: one.seconds)
@@ -214,11 +214,16 @@ def _at_the_end(problem: Problem) -> int:
 
 
 def _refused(
-    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], asked: _Asked, tiled: bool
+    there: Problem,
+    error: InfeasibleError,
+    leaves: tuple[int, ...],
+    asked: _Asked,
+    tiled: bool,
+    time_limit: float,
 ) -> InfeasibleError:
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
     end = _at_the_end(there) + asked.beside
-    told = explained(there, error, asked.budget, asked.beside, asked.able, tiled=tiled)
+    told = explained(there, error, asked.budget, asked.beside, asked.able, tiled=tiled, time_limit=time_limit)
     if not leaves or end <= asked.budget:
         return told
     said = (

@@ -150,7 +150,9 @@ class _Search:
 
     def at_the_limit(self) -> None:
         """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
-        known = self.lowest = smallest_budget(self.problem, time_limit=max(2.0, self.left()), seed=self.seed)
+        known = self.lowest = smallest_budget(
+            self.problem, time_limit=max(min(2.0, self.time_limit), self.left()), seed=self.seed
+        )
         if known.budget <= self.budget:
             self.offer(evaluate(self.problem, known.events), "lowest peak")
 
@@ -357,7 +359,9 @@ class _Search:
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
         proven = self.impossible or self.budget < self.floor or surely_infeasible(self.problem, self.budget)
-        known = self.lowest or smallest_budget(self.problem, time_limit=2.0, seed=self.seed)
+        known = self.lowest or smallest_budget(
+            self.problem, time_limit=min(2.0, self.time_limit), seed=self.seed
+        )
         return refusal(self.problem, self.budget, known, proven=proven)
 
 

@@ -50,7 +50,7 @@ def search(
         raise PlanError("offload needs the rates of the link between device and host")
     best, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
     if best is None:
-        known = smallest_budget(problem, time_limit=2.0, seed=seed)
+        known = smallest_budget(problem, time_limit=min(2.0, time_limit), seed=seed)
         if known.budget <= budget:
             return recompute(problem, budget, time_limit=1.0, seed=seed, starts=[known.events])
         raise refusal(problem, budget, known, proven=proven)

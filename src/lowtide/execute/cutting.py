@@ -1,0 +1,162 @@
+"""A step cut into tiles: their steps captured, with what their operators take."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.capture.joint import Joint
+from lowtide.capture.loop import Region, looped
+from lowtide.capture.nested import Inner
+from lowtide.capture.outside import Half
+from lowtide.capture.tile import Tiling
+from lowtide.cost.watch import Marker
+from lowtide.errors import CaptureError
+from lowtide.execute.in_place import able_in_place
+from lowtide.execute.loops import issue_seconds, run_body, zeros
+from lowtide.execute.planning import Settings, costs_of, device_of, measurable
+from lowtide.execute.room import Room
+from lowtide.graph import LOOP, Rect
+from lowtide.plan.make import Costs
+from lowtide.plan.tile import Inside, TileStep
+
+__all__ = ["Cutter", "Way", "around"]
+
+_CONVOLUTION = "aten.convolution"
+_REPEATED = 60.0
+"""Seconds for measuring the body of most tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A step cut into tiles, with the steps of its tiles."""
+
+    whole: Joint
+    loops: list[int]
+    """Which of its operators are loops."""
+    steps: list[TileStep]
+    which: list[list[int]]
+    """For each loop the step of each tile."""
+    channels_last: bool
+
+    @property
+    def seconds(self) -> float:
+        """What all tiles take where nothing is run again."""
+        return sum(self.steps[k].seconds for one in self.which for k in one)
+
+
+@dataclass(slots=True)
+class Cutter:
+    """Cuts a captured step, with its arguments, into tiles."""
+
+    joint: Joint
+    arguments: Sequence[Any]
+    room: Room
+    settings: Settings
+    issue: float = 0.0
+    """Seconds in which the host hands over an operator, once a tile was measured."""
+
+    def faster_layout(self, tiling: Tiling, boxes: Sequence[Rect]) -> bool:
+        """Whether images had better lie with channels last than as they do, by the tile in the middle.
+
+        Convolutions on CUDA turn images around before and after, unless they lie with channels last.
+        """
+        if not any(op.kind == _CONVOLUTION and op.device.startswith("cuda") for op in self.joint.graph.ops):
+            return False
+        one = [_middle(boxes)]
+        return self.cut_up(tiling, one, True).seconds < self.cut_up(tiling, one, False).seconds
+
+    def cut_up(
+        self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool, inner: Inner | None = None
+    ) -> Way:
+        """The step in these tiles, with what their operators take."""
+        begins, ends = tiling.begins, tiling.ends
+        whole = looped(self.joint, boxes, begins, ends, channels_last=channels_last, inner=inner)
+        loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
+        steps, which = self._steps(whole, loops, self.arguments)
+        if inner is not None and not any(step.inside for step in steps):
+            raise CaptureError("nothing inside of tiles can be cut")
+        return Way(whole, loops, steps, which, channels_last)
+
+    def _steps(
+        self, whole: Joint, loops: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[list[TileStep], list[list[int]]]:
+        """Steps of tiles with what they take, and for each loop the step of each tile."""
+        kind = device_of(whole.graph)
+        steps: list[TileStep] = []
+        which: list[list[int]] = []
+        for at in loops:
+            region: Region | Half = whole.calls[at].target
+            values = _values(whole, at, arguments)
+            numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
+            steps += self._all_measured(region, values, kind)
+            which.append([numbers[id(tile.joint)] for tile in region.tiles])
+        return steps, which
+
+    def _all_measured(
+        self, region: Region | Half, values: Sequence[torch.Tensor], kind: str
+    ) -> list[TileStep]:
+        """The bodies with their costs: that of most tiles first, the others in the time limit altogether."""
+        turns = Counter(id(tile.joint) for tile in region.tiles)
+        bodies = list(enumerate(region.bodies))
+        bodies.sort(key=lambda pair: -turns[id(pair[1])])
+        found = {bodies[0][0]: self._measured(region, *bodies[0], values, kind, _REPEATED)}
+        end = time.monotonic() + self.settings.time_limit
+        for k, body in bodies[1:]:
+            left = max(0.0, end - time.monotonic())
+            found[k] = self._measured(region, k, body, values, kind, left)
+        return [found[k] for k in range(len(bodies))]
+
+    def _measured(
+        self,
+        region: Region | Half,
+        number: int,
+        body: Joint,
+        values: Sequence[torch.Tensor],
+        kind: str,
+        time_limit: float,
+    ) -> TileStep:
+        loops = [k for k, op in enumerate(body.graph.ops) if op.kind == LOOP]
+        if loops:
+            steps, which = self._steps(body, loops, ())
+            boxes = [tile.over for tile in body.calls[loops[0]].target.tiles]
+            inner = Inside(boxes, body.calls[loops[0]].target.end, which, steps)
+            return TileStep(body.graph, around(body, kind), able_in_place(body), inner)
+        targets = [call.target for call in body.calls]
+        program = measurable(body.graph, targets, kind, self.room)
+
+        def run(marker: Marker) -> None:
+            assert program is not None
+            run_body(region, number, program, values, marker)
+
+        measured = run if program else None
+        costs = costs_of(body.graph, targets, kind, measured, self.settings.cost, time_limit)
+        if program and self.settings.cost == "measured" and kind == "cuda" and not self.issue:
+            self.issue = issue_seconds(region, number, program, values)
+        return TileStep(body.graph, costs, able_in_place(body), issue=self.issue)
+
+
+def _middle(boxes: Sequence[Rect]) -> Rect:
+    """The box of a grid nearest to its middle: there are most of its sort."""
+    ends = boxes[-1].hi
+    return min(
+        boxes, key=lambda box: sum(abs(lo + hi - end) for (lo, hi), end in zip(box, ends, strict=True))
+    )
+
+
+def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """What goes into the loop, as far as it goes into the step; anything else is zeros of its form."""
+    given = {t: value for t, value in zip(whole.inputs, arguments, strict=bool(arguments)) if t is not None}
+    given |= whole.constants
+    return [given[t] if t in given else zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
+
+
+def around(whole: Joint, kind: str) -> Costs:
+    """What the operators around the loop take: as far as they are known from the step, else estimated."""
+    targets = [call.target for call in whole.calls]
+    return costs_of(whole.graph, targets, kind, None, "known")
