@@ -8,6 +8,7 @@ Prints a table and stores it under benchmarks/results/ as budgets-DEVICE.json an
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -47,8 +48,7 @@ CASES = {
 
 def ours(target: str, budget: str, only: str, device: str, repeats: int) -> dict[str, Any]:
     """A step planned for a budget, then run and compared."""
-    torch._dynamo.reset()
-    built = zoo.build(target, device=device)
+    built = _built(target, device)
     row: dict[str, Any] = {"target": built.name, "way": f"lowtide {only}", "budget": budget}
     try:
         started = time.perf_counter()
@@ -78,10 +78,16 @@ def ours(target: str, budget: str, only: str, device: str, repeats: int) -> dict
     }  # fmt: skip
 
 
+def _built(target: str, device: str) -> Any:
+    """A network of the zoo, once nothing of the one before it is left on the device."""
+    torch._dynamo.reset()
+    gc.collect()
+    return zoo.build(target, device=device)
+
+
 def rival(target: str, name: str, device: str, repeats: int) -> dict[str, Any]:
     """Another way to run the step: its peak and time, beside those of eager."""
-    torch._dynamo.reset()
-    built = zoo.build(target, device=device)
+    built = _built(target, device)
     plain = _timed(eager(built), built.model, repeats)
     theirs = _timed(RIVALS[name](built), built.model, repeats)
     return {

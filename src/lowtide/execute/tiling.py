@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from lowtide.capture.joint import Joint
@@ -117,7 +118,7 @@ def in_tiles(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
     search.polish()
-    return search.best
+    return msgspec.structs.replace(search.best, solve_seconds=search.spent)
 
 
 @dataclass(slots=True)
