@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import lowtide
 from lowtide import zoo
 from lowtide.commands.main import cli, main
+from lowtide.commands.tile import _told as told
 from tests.conftest import document_path
 
 UNET = "unet:base=1,batch=1,size=188"
@@ -144,6 +145,17 @@ def test_the_batch_has_no_halo(captured):
 def test_until_an_earlier_operator(captured):
     view = json.loads(invoke(captured("alexnet:batch=2"), "--grid", "3x3", "--until", "pool2", "--json"))
     assert view["end"] == {"name": "pool2", "shape": [2, 192, 13, 13]}
+
+
+def test_tiles_are_run_and_compared_with_the_whole(capsys, captured):
+    arguments = ("--grid", "2x2", "--own", "input", "--run")
+    found = json.loads(invoke("convpool", *arguments, "--json"))["run"]
+    assert (found["tiles"], found["gradients"], found["loss_difference"]) == (12, 3, 0)
+    assert 0 <= found["largest_difference"] < 1e-5
+    assert told(found).startswith(
+        "Run in 12 tiles, forward and backward, and as a whole: the loss differs by 0"
+    )
+    assert "cannot be run" in refused(capsys, captured("convpool"), "--grid", "2x2", "--run")
 
 
 @pytest.mark.parametrize(

@@ -5,47 +5,27 @@ from unittest.mock import patch
 import torch
 
 from lowtide.capture.leaves import leaves_of
-from lowtide.capture.loop import LOOP, looped
+from lowtide.capture.owned import Owned
 from lowtide.capture.tile import Tiling
 from lowtide.execute import tiling
 from lowtide.execute.backend import _compiled
-from lowtide.plan.plain import store_all
-from lowtide.plan.program import Body, Loop, Program, Run, Tile
+from lowtide.execute.tiled import plain_tiles
+from lowtide.graph.tiles import Cut, grid_of
 
 
 def program_of(joint, parts, cut=(), end="", **how):
     """The plain Program of the step in so many parts of each axis, and the step that it runs."""
-    boxes = Tiling(joint, cut, end).boxes(parts)
-    whole = looped(joint, boxes, cut, end, **how)
-    told = {"cut": tuple(cut), "channels_last": how.get("channels_last", False)}
-    return _plainly(whole, **told), whole
+    return plain_tiles(joint, Tiling(joint, cut, end).boxes(parts), cut, end, **how)
 
 
-def _plainly(joint, **told):
-    loops, bodies = {}, []
-    for at, (op, call) in enumerate(zip(joint.graph.ops, joint.calls, strict=True)):
-        if op.kind == LOOP:
-            region = call.target
-            number = {id(body): len(bodies) + k for k, body in enumerate(region.bodies)}
-            tiles = tuple(Tile(number[id(tile.joint)], tile.over) for tile in region.tiles)
-            loops[at] = Loop(at, tiles=tiles, end=getattr(region, "end", ""), **told)
-            bodies += [Body(body.graph, _plainly(body)) for body in region.bodies]
-
-    def turned(line):
-        return loops.get(line.op, line) if isinstance(line, Run) else line
-
-    plain = store_all(joint.graph)
-    return Program(tuple(map(turned, plain.forward)), tuple(map(turned, plain.backward)), tuple(bodies))
-
-
-def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", **how):
-    """The function, run in tiles; ``cut`` and ``end`` choose from the captured step where the loop is."""
+def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own=lambda _: None, **how):
+    """The function, run in tiles; ``cut``, ``end`` and ``own`` choose from the captured step where loops are."""
 
     def compiled(module, inputs):
         cuts = []
 
         def planned(joint):
-            program, whole = program_of(joint, parts, cut(joint), end(joint), **how)
+            program, whole = program_of(joint, parts, cut(joint), end(joint), own=own(joint), **how)
             cuts.append(whole)
             if seen is not None:
                 seen.append(program)
@@ -59,6 +39,18 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", **h
             return _compiled(module, leaves_of(module), inputs, planned, None)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
+
+
+def owning(grid, dims=(-2, -1)):
+    """Chooses the first input that has a gradient, in a grid of boxes."""
+
+    def chosen(joint):
+        pairs = zip(joint.inputs, joint.gradients, strict=False)
+        tensors = [joint.graph.tensors[t] for t, g in pairs if t is not None and g is not None]
+        image = next(one for one in tensors if one.role == "input")
+        return Owned(image.id, grid_of(Cut(grid, dims), image.shape))
+
+    return chosen
 
 
 def outcome(joint):

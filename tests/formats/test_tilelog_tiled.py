@@ -18,7 +18,9 @@ from lowtide.formats.tilelog.script import RESULT
 from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Phase
 from lowtide.graph.tiles import Cut, layers, tile_input, tile_output
+from lowtide.plan.program import Loop
 from tests.conftest import document_path
+from tests.execute.tiles import in_tiles, owning
 from tests.graph.tiles.poison import run, run_tiled
 
 GRID = Cut((4, 4))
@@ -128,6 +130,30 @@ def test_tiles_run_on_slices_give_the_logs_gradient(convpool, values, printed):
     assert (found - untiled).abs().max() < 1e-6
     assert (found - printed).abs().max() < 1e-4
     assert np.count_nonzero(found) > 100
+
+
+def test_a_loop_over_boxes_of_the_input_gives_the_logs_gradient(document, printed):
+    torch._dynamo.reset()
+    known, built = recover(document), zoo.build("convpool")
+    model = built.model.double()
+    with torch.no_grad():
+        for layer, kernel in zip((model.conv1, model.conv2), known.kernels.values(), strict=True):
+            layer.weight.copy_(torch.tensor(kernel))
+    found = []
+    for parts in ((1, 1, 1, 1), (1, 1, 4, 4)):
+        image = torch.tensor(known.input)[None, None].requires_grad_()
+        tiled = in_tiles(built.loss, parts, end=result, own=owning(parts[2:]), seen=(seen := []))
+        tiled(model, image).backward()
+        assert [len(line.tiles) for line in seen[0].backward if isinstance(line, Loop)] == [parts[2] ** 2] * 2
+        found.append(image.grad[0, 0])
+    assert (found[1] - found[0]).abs().max() < 1e-6
+    assert (found[1] - printed).abs().max() < 1e-4
+
+
+def result(joint):
+    """What the loss is the sum of."""
+    last = [op for op in joint.graph.ops if op.kind == "aten.max_pool2d_with_indices"][-1]
+    return joint.graph.tensors[last.outputs[0]].id
 
 
 def test_nothing_outside_of_the_parts_is_read(convpool, values, printed):

@@ -204,7 +204,7 @@ def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over(tmp_path, monk
         return TileStep(*args, issue=1.0, **more)
 
     monkeypatch.setattr(cutting, "TileStep", slow)
-    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 1}
+    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 0.5}
     plan = lowtide.fit(lambda net, x: net(x).square().mean(), net, x, **asked).plan
     runs = [sum(isinstance(line, Run) for line in body.program.instructions) for body in plan.program.bodies]
     loop = loop_of(plan.program)

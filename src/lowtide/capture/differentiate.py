@@ -22,6 +22,8 @@ from lowtide.graph import Role
 
 __all__ = ["Change", "Example", "accumulating", "differentiated", "evaluated"]
 
+aten = torch.ops.aten
+
 
 class Example(NamedTuple):
     """How a tensor that goes in lies in memory."""
@@ -124,10 +126,11 @@ def _made(one: Example) -> torch.Tensor:
     return made.requires_grad_(one.differentiable)
 
 
-def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int]) -> Change:
+def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = ()) -> Change:
     """Each gradient is added to one that goes in, as soon as it is made, and not returned.
 
-    Behind the inputs there is one for each of the ``wanted``.
+    Behind the inputs there is one for each of the ``wanted``. Where a part of the gradient alone is ``kept``,
+    what goes in is as large as this part.
     """
 
     def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
@@ -143,6 +146,7 @@ def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int]) -> Change:
             if not isinstance(gradient, fx.Node):  # nothing is added to it
                 last.meta["val"] = placeholders[k].meta["val"]
                 continue
+            gradient = _part(graph, gradient, kept)
             last.meta["val"] = gradient.meta["val"]
             with graph.inserting_after(gradient):
                 node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
@@ -153,6 +157,19 @@ def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int]) -> Change:
         return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
 
     return change
+
+
+def _part(graph: fx.Graph, node: fx.Node, kept: Sequence[slice]) -> fx.Node:
+    """A part of a gradient."""
+    for axis, one in enumerate(kept):
+        value = node.meta["val"]
+        if (one.start, one.stop) != (0, value.shape[axis]):
+            with graph.inserting_after(node):
+                node = graph.call_function(aten.slice.Tensor, (node, axis, one.start, one.stop))
+            with value.fake_mode:
+                node.meta = {"val": value.narrow(axis, one.start, one.stop - one.start)}
+            node.meta["partitioner_tag"] = "is_backward"
+    return node
 
 
 def _for_backward_alone(joint: fx.GraphModule, num_outputs: int) -> int:

@@ -28,20 +28,25 @@ aten = torch.ops.aten
 _LIKE: ContextVar[Sequence[torch.Tensor]] = ContextVar("_LIKE")
 
 
-def _shapes(values: list[torch.Tensor]) -> list[torch.Tensor]:  # noqa: ARG001
+def _shapes(values: list[torch.Tensor], which: int) -> list[torch.Tensor]:  # noqa: ARG001
     """Results of the loop that is being traced."""
     like = _LIKE.get()
     return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like]
 
 
-define("loop(Tensor[] values) -> Tensor[]", _shapes)
+define("loop(Tensor[] values, int which) -> Tensor[]", _shapes)
 
 
-def loop_operator(values: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The operator that stands for a loop, while the step around it is traced, with results like these."""
+def loop_operator(
+    values: Sequence[torch.Tensor], like: Sequence[torch.Tensor], which: int = 0
+) -> list[torch.Tensor]:
+    """The operator that stands for a loop, while the step around it is traced, with results like these.
+
+    ``which`` tells loops of one region apart.
+    """
     token = _LIKE.set(like)
     try:
-        return torch.ops.lowtide.loop(list(values))  # type: ignore[no-any-return]
+        return torch.ops.lowtide.loop(list(values), which)  # type: ignore[no-any-return]
     finally:
         _LIKE.reset(token)
 
@@ -86,6 +91,10 @@ class Fold(ABC):
     @abstractmethod
     def called(self, op: Op, call: Call) -> Call:
         """How an operator of the step is called: the loop by what it stands for."""
+
+    def axes(self, which: int) -> Sequence[int]:  # noqa: ARG002  of all its loops but one
+        """Lengths of the axes that the tiles of a loop cover."""
+        return self.tiling.axes
 
     def joint(self, change: Change | None = None) -> Joint:
         """The step, with a change to it once it is differentiated."""
@@ -171,8 +180,9 @@ class Fold(ABC):
         for k, op in enumerate(ops):
             calls[k] = self.called(op, calls[k])
             if op.kind == LOOP:
-                calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
-                attributes = op.attributes | {"axes": list(self.tiling.axes)}
+                values, which = calls[k].args
+                calls[k] = replace(calls[k], args=tuple(values))
+                attributes = op.attributes | {"axes": list(self.axes(which))}
                 ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
         return replace(
             made,

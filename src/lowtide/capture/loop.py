@@ -25,7 +25,9 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.library import define
 from lowtide.capture.nested import Inner, nested
 from lowtide.capture.outside import in_halves
+from lowtide.capture.owned import Owned
 from lowtide.capture.tile import Tile, Tiling
+from lowtide.errors import CaptureError
 from lowtide.graph import LOOP, Op, Rect
 
 __all__ = ["Region", "looped"]
@@ -142,16 +144,20 @@ def looped(
     *,
     channels_last: bool = False,
     inner: Inner | None = None,
+    own: Owned | None = None,
 ) -> Joint:
     """The step with the part from the ``cut`` tensors to the ``end`` as a loop over these boxes of its axes.
 
     Without any it goes from the inputs to the loss: all of the step. With ``channels_last`` images lie in
-    memory that way in tiles. ``inner`` chooses loops inside tiles, where they add up to the loss. A
-    CaptureError names what cannot be in tiles.
+    memory that way in tiles. ``inner`` chooses loops inside tiles, where they add up to the loss; ``own`` is
+    an input whose gradient is made side by side, where they do not. A CaptureError names what cannot be in
+    tiles.
     """
     tiling = Tiling(joint, cut, end, channels_last=channels_last)
     if end:
-        return in_halves(tiling, boxes)
+        return in_halves(tiling, boxes, own=own)
+    if own is not None:
+        raise CaptureError("tiles that own an input end before the loss")
     tiles = tiling.tiles(boxes, nested(inner) if inner else differentiated)
     made = _Fold(tiling, tiles).joint()
     idle = idle_leaves(joint, made)

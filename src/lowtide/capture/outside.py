@@ -4,7 +4,8 @@
     gradients ◀── loop ◀── gradient of the result
 
 The first loop computes the boxes of the result and keeps nothing. The second runs forward of a tile again,
-then its backward for its box of the gradient, and adds to the gradients of what went in.
+then its backward for its box of the gradient, and adds to the gradients of what went in. Where tiles own
+boxes of an input, its gradient is left to a third loop, which makes it side by side (``capture/owned.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import Change
 from lowtide.capture.fold import Fold, dense, idle_leaves, loop_operator
 from lowtide.capture.joint import Joint
+from lowtide.capture.owned import Halves, Owned, halves_of
 from lowtide.capture.tile import Tile, Tiling
 from lowtide.errors import CaptureError
 from lowtide.graph import LOOP, Op, Phase, Rect
@@ -42,6 +44,8 @@ class Half:
     """How many bodies of the other loop come before those of this one."""
     end: str
     """The tensor of the step that the region ends at."""
+    own: str = ""
+    """The input whose gradient its tiles make side by side; none: they add to gradients."""
 
     @property
     def bodies(self) -> list[Joint]:
@@ -50,27 +54,28 @@ class Half:
 
 
 class _Loops(torch.autograd.Function):
-    """Both operators, as autograd sees them while the step around them is traced."""
+    """All operators, as autograd sees them while the step around them is traced."""
 
     @staticmethod
-    def forward(ctx: Any, forward: Half, backward: Half, *values: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, forward: Half, backward: Sequence[Half], *values: torch.Tensor) -> torch.Tensor:
         (result,) = loop_operator(values, forward.like)
         ctx.save_for_backward(*values)
-        ctx.half = backward
+        ctx.halves = backward
         return result
 
     @staticmethod
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:
-        half: Half = ctx.half
-        made = loop_operator([*ctx.saved_tensors, tangent], half.like)
-        found: list[torch.Tensor | None] = [None] * len(half.places)
-        for t, gradient in zip(half.gradients or (), made, strict=True):
-            found[half.places[t]] = gradient
+        halves: Sequence[Half] = ctx.halves
+        found: list[torch.Tensor | None] = [None] * len(halves[0].places)
+        for half in halves:
+            made = loop_operator([*ctx.saved_tensors, tangent], half.like, bool(half.own))
+            for t, gradient in zip(half.gradients or (), made, strict=True):
+                found[half.places[t]] = gradient
         return None, None, *found
 
 
 class _Applied(nn.Module):
-    def __init__(self, forward: Half, backward: Half) -> None:
+    def __init__(self, forward: Half, backward: Sequence[Half]) -> None:
         super().__init__()
         self.halves = forward, backward
 
@@ -79,37 +84,51 @@ class _Applied(nn.Module):
 
 
 class _Fold(Fold):
-    def __init__(
-        self, tiling: Tiling, halves: tuple[Sequence[Tile], Sequence[Tile]], idle: Sequence[int] = ()
-    ) -> None:
-        first, second = map(tuple, halves)
-        super().__init__(tiling, (*first, *second), idle)
-        values = self.old.values
+    def __init__(self, tiling: Tiling, halves: Halves, idle: Sequence[int] = ()) -> None:
+        first, second, own = tuple(halves.forward), tuple(halves.backward), tuple(halves.owned)
+        super().__init__(tiling, (*first, *second, *own), idle)
+        values, graph = self.old.values, self.old.graph
         places = {t: k for k, t in enumerate(self.given)}
         self.before = Half(first, places, (dense(values[tiling.result]),), None, 0, tiling.ends)
-        gradients = tuple(dense(values[t]) for t in self.wanted)
         count = len(self.before.bodies)
-        self.after = Half(second, places, gradients, tuple(self.wanted), count, tiling.ends)
+        self.after: list[Half] = []
+        self.owned = halves.own
+        added = tuple(t for t in self.wanted if t != self.owned)
+        if added:
+            gradients = tuple(dense(values[t]) for t in added)
+            self.after.append(Half(second, places, gradients, added, count, tiling.ends))
+            count += len(self.after[0].bodies)
+        if self.owned is not None:
+            name, like = graph.tensors[self.owned].id, (dense(values[self.owned]),)
+            self.after.append(Half(own, places, like, (self.owned,), count, tiling.ends, name))
 
     def region(self) -> nn.Module:
         return _Applied(self.before, self.after)
 
+    def axes(self, which: int) -> Sequence[int]:
+        if which and self.owned is not None:
+            return self.old.graph.tensors[self.owned].shape or ()
+        return self.tiling.axes
+
     def called(self, op: Op, call: Call) -> Call:
         if op.kind != LOOP:
             return call
-        return replace(call, target=self.before if op.phase is Phase.FORWARD else self.after)
+        after = self.after[-1 if call.args[1] else 0]
+        return replace(call, target=self.before if op.phase is Phase.FORWARD else after)
 
 
-def in_halves(tiling: Tiling, boxes: Sequence[Rect], change: Change | None = None) -> Joint:
+def in_halves(
+    tiling: Tiling, boxes: Sequence[Rect], change: Change | None = None, own: Owned | None = None
+) -> Joint:
     """The step with a region that ends at a tensor as two loops over boxes of that tensor.
 
-    ``change`` is made to it once it is differentiated.
+    ``change`` is made to it once it is differentiated. With ``own`` tiles own boxes of an input.
     """
-    halves = tiling.halves(boxes)
+    halves = halves_of(tiling, boxes, own)
     made = _Fold(tiling, halves).joint()
     idle = idle_leaves(tiling.joint, made)
     if idle or change is not None:
         made = _Fold(tiling, halves, idle).joint(change)
-    if sum(op.kind == LOOP for op in made.graph.ops) != 2:
+    if sum(op.kind == LOOP for op in made.graph.ops) < (2 if own is None else 2 + bool(halves.backward)):
         raise CaptureError("nothing that has a gradient comes of the part that would be in tiles")
     return made

@@ -11,9 +11,9 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import add
 
 import torch
@@ -52,6 +52,8 @@ class Tile:
     """Positions in ``given`` of what has a gradient: so many parts of gradients go in last."""
     joint: Joint
     """The tile's own step: its result is what it adds to the loss, or its box of the result."""
+    reach: Rect | None = None
+    """Where ``over`` is a box of an input: the part of the result that depends on it."""
 
 
 class Tiling:
@@ -208,26 +210,23 @@ class Tiling:
     def tiles(self, boxes: Sequence[Rect], make: Differentiate = differentiated) -> list[Tile]:
         """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes."""
         known: dict[Hashable, Joint] = {}
-        return [self._tile(box, known, make) for box in boxes]
+        return [self.tile(box, known, make) for box in boxes]
 
-    def halves(self, boxes: Sequence[Rect]) -> tuple[list[Tile], list[Tile]]:
-        """Each box as two steps: one that gives its part of the result, and one for later.
-
-        That one runs forward again, then backward for the gradient of this part, and adds to gradients.
-        """
-        known: dict[Hashable, Joint] = {}
-        return (
-            [self._tile(box, known, half="forward") for box in boxes],
-            [self._tile(box, known, partial(differentiated, again=True), "backward") for box in boxes],
-        )
-
-    def _tile(
+    def tile(
         self,
         over: Rect,
         known: dict[Hashable, Joint],
         make: Differentiate = differentiated,
         half: str = "",
+        wanted: Collection[int] | None = None,
+        own: tuple[int, Rect] | None = None,
     ) -> Tile:
+        """A box as a step of its own, which ``make`` makes unless one like it is ``known``.
+
+        ``half`` of it runs forward or backward alone. ``wanted`` are tensors that it adds to the gradients
+        of, all of them by default; where it is to ``own`` a box of one, nothing outside of that is added.
+        """
+        gradients = self.differentiable if wanted is None else frozenset(wanted)
         needed, before = self.needed(over)
         made = {t for op, _ in self.steps for t in op.outputs} - before
         for op, _ in self.forward:
@@ -246,20 +245,23 @@ class Tiling:
                     node = self._written(target, op, call, output, parts, needed, over, total)
                     parts[t] = Part(node, needed[t])
         target.output((parts[self.result].node,))
-        wanted = tuple(k for k, t in enumerate(given) if t in self.differentiable)
-        examples = [self._example(t, needed[t]) for t in given]
+        places = tuple(k for k, t in enumerate(given) if t in gradients)
+        examples = [self._example(t, needed[t], t in gradients) for t in given]
         leaves = [Leaf(self.graph.tensors[t].label, _role(self.graph, t)) for t in given]
         if total is not None:
             examples.append(Example((), (), self.joint.values[self.result].dtype, self.device, False))
             leaves.append(Leaf("total", Role.INPUT))
-        key = half, str(target), tuple(examples)
+        kept = () if own is None else _inside(own[1], needed[own[0]])
+        key = half, str(target), tuple(examples), str(kept)
         if half == "forward":
-            wanted = ()
+            places = ()
         if key not in known and half == "forward":
             known[key] = evaluated(target, examples, leaves)
         elif key not in known:
-            known[key] = make(target, examples, leaves, accumulating(leaves, wanted))
-        return Tile(over, tuple((t, needed[t]) for t in given), total is not None, wanted, known[key])
+            known[key] = make(target, examples, leaves, accumulating(leaves, places, kept))
+        parts_in = tuple((t, needed[t]) for t in given)
+        box, reach = (over, None) if own is None else (own[1], over)
+        return Tile(box, parts_in, total is not None, places, known[key], reach)
 
     def _written(
         self,
@@ -288,13 +290,11 @@ class Tiling:
         except GraphError as error:  # it reads what the step changes on its way
             raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {error}") from error
 
-    def _example(self, tensor: int, box: Rect) -> Example:
+    def _example(self, tensor: int, box: Rect, differentiable: bool) -> Example:
         """How the part of a tensor lies in memory."""
         value = self.joint.values[tensor]
         cut = torch.empty_strided(value.shape, value.stride(), device="meta")[box.slices()]
-        return Example(
-            tuple(cut.shape), cut.stride(), value.dtype, value.device, tensor in self.differentiable
-        )
+        return Example(tuple(cut.shape), cut.stride(), value.dtype, value.device, differentiable)
 
     @cached_property
     def source(self) -> Source | None:
@@ -331,6 +331,15 @@ class Tiling:
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
+
+
+def _inside(box: Rect, part: Rect) -> tuple[slice, ...]:
+    """Where a box is in a part of a tensor, as far as it is."""
+    inside = box.intersect(part)
+    pairs = ((lo - place, hi - place) for (lo, hi), place in zip(inside, part.lo, strict=True))
+    return tuple(
+        slice(min(lo, length), min(hi, length)) for (lo, hi), length in zip(pairs, part.shape, strict=True)
+    )
 
 
 def values_read(graph: Graph, op: Op) -> set[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,11 +16,12 @@ from lowtide.files import check_outputs, write_atomically
 from lowtide.formats.registry import read_file
 from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Graph
-from lowtide.graph.tiles import Cut, tile_input, tile_output
+from lowtide.graph.tiles import Cut, Own, tile_input, tile_output
 from lowtide.needs import needs_torch
 from lowtide.report.tiles import drawn, table, tiles_view
 from lowtide.report.tiles_svg import tiles_svg
 from lowtide.suggest import did_you_mean
+from lowtide.units import format_seconds
 
 __all__ = ["tile"]
 
@@ -68,22 +71,24 @@ def _dims(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
 )
 @click.option("--until", default="", metavar="NAME", help="The operator whose result is cut [the last].")
 @click.option("--records", is_flag=True, help="Print the records of every tile, as a tile log has them.")
+@click.option("--run", is_flag=True, help="Run the step in these tiles too, and compare it with the whole.")
 @click.option("--svg", metavar="FILE", help="Write a picture of one tile in every tensor.")
 @json_option
 def tile(
     target: str,
     grid: tuple[int, ...],
-    own: str,
+    own: Own,
     dims: tuple[int, ...],
     until: str,
     records: bool,
+    run: bool,
     svg: str | None,
     as_json: bool,
 ) -> None:
     """Cut a step into tiles and say what each needs: parts, halos, padding, and what is computed twice.
 
     FILE is a captured step, as `lowtide profile` writes it; TARGET is a network of the zoo,
-    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`. Nothing is run.
+    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`. Nothing is run, unless `--run` is given.
     """
     if len(grid) != len(dims):
         given = "x".join(map(str, grid))
@@ -91,8 +96,8 @@ def tile(
             f"--grid {given} has {len(grid)} numbers for {len(dims)} dimensions; give one for each: "
             "--grid 4x4, or --grid 4 --dims batch"
         )
-    if records and (own != "input" or as_json):
-        raise click.UsageError("--records prints the records of --own input, as text")
+    if records and (own != "input" or as_json or run):
+        raise click.UsageError("--records prints the records of --own input, as text, and runs nothing")
     if svg is not None and len(grid) != 2:
         raise click.UsageError("--svg draws rows and columns: give a grid of two numbers")
     check_outputs(svg)
@@ -102,20 +107,50 @@ def tile(
     if records:
         click.echo(format_tiles(tile_records(graph, tiling)))
         return
-    view = tiles_view(name, graph, tiling)
+    view: dict[str, Any] = tiles_view(name, graph, tiling)
+    if run:
+        view["run"] = _ran(target, cut, until, own)
     if svg is not None:
         write_atomically(svg, tiles_svg(view).encode())
     if as_json:
         print_json(view)
         return
     click.echo("\n".join((*table(view), *drawn(view))))
+    if run:
+        click.echo(_told(view["run"]))
     if svg is not None:
         click.echo(f"Wrote {svg}")
 
 
+def _ran(target: str, cut: Cut, until: str, own: Own) -> dict[str, Any]:
+    """What running the step in tiles shows."""
+    if _is_file(target):
+        raise TileError(f"{target}: a file tells what a step does and cannot be run; give its TARGET")
+    with needs_torch("running a PyTorch step"):
+        from lowtide import zoo
+        from lowtide.execute.tiled import run_tiles
+    built = zoo.build(target)
+    if not built.trains:
+        raise TileError(f"{built.name} has no backward pass: --run compares the gradients of a training step")
+    return asdict(run_tiles(built.loss, built.model, built.batch, cut, until=until, own=own))
+
+
+def _told(run: dict[str, Any]) -> str:
+    seconds = format_seconds(run["seconds"]), format_seconds(run["whole_seconds"])
+    return (
+        f"Run in {run['tiles']} tiles, forward and backward, and as a whole: the loss differs by "
+        f"{run['loss_difference']:.1e}, {run['gradients']} gradients by {run['largest_difference']:.1e} of "
+        f"their largest element at most; {seconds[0]} a step, the whole {seconds[1]}"
+    )
+
+
+def _is_file(target: str) -> bool:
+    return Path(target).is_file() and not target.endswith(".py")
+
+
 def _graph(target: str, own: str) -> tuple[str, Graph]:
     """The step's graph and its name."""
-    if Path(target).is_file() and not target.endswith(".py"):
+    if _is_file(target):
         graph = read_file(target).step.graph
         if not any("arguments" in op.attributes for op in graph.ops):
             raise TileError(

@@ -11,7 +11,7 @@ from lowtide.capture.step import capture
 from lowtide.execute.user_code import in_the_users_terms
 from lowtide.graph import Graph
 
-__all__ = ["graph_of"]
+__all__ = ["graph_of", "with_gradients"]
 
 
 def graph_of(
@@ -25,9 +25,14 @@ def graph_of(
 
     With ``input_gradients`` the backward pass goes on to every input of floating-point numbers.
     """
-    values = [_with_gradient(value) for value in example] if input_gradients else list(example)
+    values = with_gradients(example) if input_gradients else list(example)
     with in_the_users_terms(), torch.set_grad_enabled(trains):
         return capture(function, *values).step.graph
+
+
+def with_gradients(values: Sequence[Any]) -> list[Any]:
+    """The same values, with tensors of floating-point numbers that want a gradient."""
+    return [_with_gradient(value) for value in values]
 
 
 def _with_gradient(value: Any) -> Any:

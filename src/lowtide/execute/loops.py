@@ -113,7 +113,7 @@ class Turning:
         made = [zeros(like) for like in region.like]
         into = dict(zip(region.gradients or (), made, strict=True))
         for tile, turn in zip(region.tiles, self.turns, strict=True):
-            turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()])
+            turn(_arguments(region, tile, values, into=into), values[-1][(tile.reach or tile.over).slices()])
         return made
 
 
@@ -130,7 +130,7 @@ def _arguments(
         parts.append(total)
     for k in tile.wanted:
         t, box = tile.given[k]
-        parts.append(into[t][box.slices()])
+        parts.append(into[t][(box if tile.reach is None else tile.over.intersect(box)).slices()])
     return parts
 
 
@@ -176,7 +176,8 @@ def _one_turn(
                 turn(_arguments(region, tile, values), None, marker)
             else:
                 into = dict(zip(region.gradients, map(zeros, region.like), strict=True))
-                turn(_arguments(region, tile, values, into=into), values[-1][tile.over.slices()], marker)
+                tangent = values[-1][(tile.reach or tile.over).slices()]
+                turn(_arguments(region, tile, values, into=into), tangent, marker)
 
     return run
 

@@ -16,6 +16,7 @@ import torch
 from lowtide.capture.joint import Joint
 from lowtide.capture.loop import looped
 from lowtide.capture.nested import Inner
+from lowtide.capture.owned import Owned
 from lowtide.capture.tile import Tiling
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.cutting import Cutter, Way, around
@@ -74,8 +75,14 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     if loop is None:
         return joint
     boxes = [tile.over for tile in loop.tiles]
-    inner = _inner(program)
-    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner)
+    inner, own = _inner(program), _own(program)
+    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner, own=own)
+
+
+def _own(program: Program) -> Owned | None:
+    """Which input tiles own, where they do."""
+    loops = [line for line in program.backward if isinstance(line, Loop) and line.own]
+    return Owned(loops[0].own, [tile.over for tile in loops[0].tiles]) if loops else None
 
 
 def _inner(program: Program) -> Inner | None:

@@ -48,6 +48,8 @@ class Loop(Run, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag
     that computes the boxes of this tensor, and one in backward that adds to gradients."""
     channels_last: bool = False
     """Whether images lie in memory with the channels of a pixel side by side, inside tiles."""
+    own: str = ""
+    """The input of the captured step whose gradient tiles make side by side; none: they add to gradients."""
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop", gc=False):

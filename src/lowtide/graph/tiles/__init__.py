@@ -8,7 +8,7 @@
 Everything follows from the access relations of the operators; no operator is known here by its kind.
 """
 
-from lowtide.graph.tiles.cut import tile_input, tile_output
+from lowtide.graph.tiles.cut import grid_of, reaches, tile_input, tile_output
 from lowtide.graph.tiles.layers import Layer, Read, layers
 from lowtide.graph.tiles.types import BATCH, SPACE, Cut, Own, Tile, Tiling, share
 from lowtide.graph.tiles.walk import reads_of
@@ -22,7 +22,9 @@ __all__ = [
     "Read",
     "Tile",
     "Tiling",
+    "grid_of",
     "layers",
+    "reaches",
     "reads_of",
     "share",
     "tile_input",

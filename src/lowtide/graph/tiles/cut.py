@@ -24,7 +24,7 @@ from lowtide.graph.tiles.types import Cut, Own, Tile, Tiling, share
 from lowtide.graph.tiles.walk import parts_for
 from lowtide.graph.types import Graph
 
-__all__ = ["tile_input", "tile_output"]
+__all__ = ["grid_of", "reaches", "tile_input", "tile_output"]
 
 
 def tile_output(graph: Graph, cut: Cut, until: str = "") -> Tiling:
@@ -51,6 +51,26 @@ def tile_input(graph: Graph, cut: Cut, until: str = "") -> Tiling:
     return _tiling(graph, cut, "input", end, region)
 
 
+def reaches(graph: Graph, end: int, leaf: int, boxes: Sequence[Rect], given: int | None = None) -> list[Rect]:
+    """For each box of an input the part of a result of forward that its gradient depends on.
+
+    ``given`` is the gradient of the result where it comes from outside, not from backward. One element of
+    the result where a box depends on none. A TileError where backward does not go from the one to the other
+    by way of a gradient of the result.
+    """
+    region = gradient_region(graph, end, leaf, accesses_of(graph))
+    given = region.given if region.given is not None else given
+    if given is None:
+        raise TileError(f"backward makes no gradient of {graph.tensors[end].label!r} on its way")
+    first = Rect.of_shape([1] * len(graph.tensors[end].shape or ()))
+    found = []
+    for box in boxes:
+        parts = parts_for(graph, region.ops, region.accesses, {region.tensor: box})
+        reach = parts.get(given, first)
+        found.append(first if reach.empty else reach)
+    return found
+
+
 def _end(graph: Graph, cut: Cut, until: str, accesses: Mapping[int, Access]) -> int:
     candidates = ends(graph, cut, accesses)
     return named_end(graph, candidates, until) if until else candidates[-1]
@@ -71,7 +91,7 @@ def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tilin
     found = blocker(graph, region.ops, region.accesses, carried, lost)
     if found is not None:
         raise _prevented(graph, cut, own, end, region.accesses, found)
-    tiles = _tiles(graph, cut, region, dims, shape)
+    tiles = _tiles(graph, cut, region, shape)
     needed = {t for tile in tiles for t in tile.parts}
     ops = tuple(k for k in region.ops if needed.intersection(graph.ops[k].outputs))
     return Tiling(
@@ -87,17 +107,23 @@ def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tilin
     )
 
 
-def _tiles(
-    graph: Graph, cut: Cut, region: Region, dims: Sequence[int], shape: tuple[int, ...]
-) -> tuple[Tile, ...]:
-    tiles = []
+def _tiles(graph: Graph, cut: Cut, region: Region, shape: tuple[int, ...]) -> tuple[Tile, ...]:
+    coords = itertools.product(*map(range, cut.grid))
+    return tuple(
+        Tile(coord, own, parts_for(graph, region.ops, region.accesses, {region.tensor: own}))
+        for coord, own in zip(coords, grid_of(cut, shape), strict=True)
+    )
+
+
+def grid_of(cut: Cut, shape: tuple[int, ...]) -> list[Rect]:
+    """The boxes of a cut, along the last axis of the grid first."""
+    found = []
     for coord in itertools.product(*map(range, cut.grid)):
         lo, hi = [0] * len(shape), list(shape)
-        for d, parts, place in zip(dims, cut.grid, coord, strict=True):
+        for d, parts, place in zip(cut.of(shape), cut.grid, coord, strict=True):
             lo[d], hi[d] = share(shape[d], parts, place)
-        own = Rect(tuple(lo), tuple(hi))
-        tiles.append(Tile(coord, own, parts_for(graph, region.ops, region.accesses, {region.tensor: own})))
-    return tuple(tiles)
+        found.append(Rect(tuple(lo), tuple(hi)))
+    return found
 
 
 def _prevented(

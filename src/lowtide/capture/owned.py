@@ -1,0 +1,79 @@
+"""The tiles of a region that ends before the loss, with gradients of an input that overlap or that do not.
+
+    by output   each tile has a box of the result, and adds to the gradient of all of the input that it reads
+    by input    each tile has a box of the input, and makes its gradient from all of the result that depends
+                on it; all other gradients are still added up by output
+
+Owned by input, nothing is added up where tiles meet. That is more work: forward runs once more for these
+tiles, which reach further than boxes of the result do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from lowtide.capture.differentiate import differentiated
+from lowtide.capture.joint import Joint
+from lowtide.capture.tile import Tile, Tiling
+from lowtide.errors import CaptureError
+from lowtide.graph import Rect
+from lowtide.graph.tiles import reaches
+
+__all__ = ["Halves", "Owned", "halves_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """An input of the step, and boxes that cover it."""
+
+    name: str
+    boxes: Sequence[Rect]
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Tiles that give their box of the result, and tiles for later, when the gradient of that is known."""
+
+    forward: Sequence[Tile]
+    backward: Sequence[Tile]
+    """They run forward again, then backward for their box of the gradient, and add to gradients."""
+    owned: Sequence[Tile] = ()
+    """They do the same for a box of an input, whose gradient they make."""
+    own: int | None = None
+    """That input."""
+
+
+def halves_of(tiling: Tiling, boxes: Sequence[Rect], own: Owned | None = None) -> Halves:
+    """Each box of the result as two steps, and each box of an input as one."""
+    known: dict[Hashable, Joint] = {}
+    again = partial(differentiated, again=True)
+    forward = [tiling.tile(box, known, half="forward") for box in boxes]
+    if own is None:
+        return Halves(forward, [tiling.tile(box, known, again, "backward") for box in boxes])
+    leaf = _leaf(tiling, own.name)
+    if not any(t == leaf for tile in forward for t, _ in tile.given):
+        raise CaptureError(f"{tiling.graph.tensors[leaf].label!r} does not go into the tiles")
+    others = tiling.differentiable - {leaf}
+    read = any(t in others for tile in forward for t, _ in tile.given)
+    backward = [tiling.tile(box, known, again, "backward", others) for box in boxes] if read else []
+    parts = reaches(tiling.graph, tiling.result, leaf, own.boxes, _incoming(tiling))
+    owned = [
+        tiling.tile(reach, known, again, "owned", (leaf,), (leaf, box))
+        for box, reach in zip(own.boxes, parts, strict=True)
+    ]
+    return Halves(forward, backward, owned, leaf)
+
+
+def _incoming(tiling: Tiling) -> int | None:
+    """The gradient of the region's result, where that is a result of the step."""
+    joint = tiling.joint
+    return dict(zip(joint.outputs, joint.tangents, strict=False)).get(tiling.result)
+
+
+def _leaf(tiling: Tiling, name: str) -> int:
+    for t in tiling.leaves:
+        if tiling.graph.tensors[t].id == name:
+            return t
+    raise CaptureError(f"there is no input {name!r} that has a gradient")

@@ -1,0 +1,120 @@
+"""Tiles that own boxes of an input: its gradient is made side by side, everything else is added up."""
+
+import copy
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from lowtide.capture.owned import Owned
+from lowtide.capture.step import capture
+from lowtide.errors import CaptureError, PlanError
+from lowtide.execute import tiling
+from lowtide.execute.tiled import run_tiles
+from lowtide.graph import LOOP, Rect
+from lowtide.graph.tiles import Cut
+from lowtide.plan.check import check
+from lowtide.plan.program import Loop, Program
+from lowtide.plan.simulate import simulate
+from tests.execute.test_outside import applied, fresh, largest, middle, normalised, weighted  # noqa: F401
+from tests.execute.test_random_tiles import drawn, mean
+from tests.execute.tiles import outcome, owning, program_of
+
+replace = msgspec.structs.replace
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks(seed):
+    model, (x, *_), _, _ = drawn(seed, mean)
+    x.requires_grad_()
+    assert largest(model, x, [weighted, weighted], (1, 1, 2, 2), own=owning((2, 3))) < 1e-10
+
+
+def test_a_region_before_batch_norm():
+    model, x = normalised()
+    uses = [lambda y: y.square().mean().backward()]
+    assert largest(model, x, uses, (1, 1, 2, 1), end=middle, own=owning((3, 2))) < 1e-10
+
+
+def test_batches_of_tokens():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 5)).double()
+    x = torch.randn(5, 7, 6, dtype=torch.float64, requires_grad=True)
+    assert largest(model, x, [weighted], (2, 3, 1), own=owning((3, 2), (0, 1))) < 1e-10
+
+
+def test_pixels_that_nobody_reads_have_no_gradient():
+    model = nn.Conv2d(1, 2, 2, stride=9).double()
+    x = torch.randn(1, 1, 20, 20, dtype=torch.float64, requires_grad=True)
+    assert largest(model, x, [weighted], (1, 1, 2, 2), own=owning((6, 4))) < 1e-10
+
+
+def test_with_frozen_weights_there_is_no_loop_for_them():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GELU(), nn.Conv2d(3, 2, 3)).double().requires_grad_(False)
+    x = torch.randn(1, 1, 14, 11, dtype=torch.float64, requires_grad=True)
+    assert largest(model, x, [weighted], (1, 1, 2, 2), own=owning((2, 2))) < 1e-10
+    torch._dynamo.reset()
+    joint = capture(applied, model, x).joint
+    whole = program_of(joint, (1, 1, 2, 2), end=outcome(joint), own=owning((2, 2))(joint))[1]
+    assert sum(op.kind == LOOP for op in whole.graph.ops) == 2
+
+
+def cut():
+    """A Program with three loops, the step that it runs, and the step as it was captured."""
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 3))
+    joint = capture(applied, model, torch.randn(1, 1, 14, 11, requires_grad=True)).joint
+    return *program_of(joint, (1, 1, 2, 2), end=outcome(joint), own=owning((3, 2))(joint)), joint
+
+
+def loops(program):
+    return [line for line in program.instructions if isinstance(line, Loop)]
+
+
+def test_the_program_survives_a_file_and_finds_its_step_again():
+    program, whole, joint = cut()
+    assert [(len(one.tiles), bool(one.own)) for one in loops(program)] == [(4, False), (4, False), (6, True)]
+    read = msgspec.json.decode(msgspec.json.encode(program), type=Program)
+    assert read == program
+    torch._dynamo.reset()
+    assert tiling.with_loop(joint, read).graph == whole.graph
+    assert simulate(whole.graph, read).peak_bytes == check(whole.graph, read).peak_bytes
+
+
+def test_boxes_that_do_not_cover_the_input_once_are_refused():
+    program, whole, _ = cut()
+    tiles = loops(program)[2].tiles
+    twice = replace(tiles[0], over=Rect(tiles[0].over.lo, tiles[1].over.hi))
+    for damaged, words in ((tiles[1:], "leaves out parts of axes"), ((twice, *tiles[1:]), "turns twice for")):
+        lines = [
+            replace(one, tiles=damaged) if isinstance(one, Loop) and one.own else one
+            for one in program.backward
+        ]
+        with pytest.raises(PlanError, match=words):
+            check(whole.graph, replace(program, backward=tuple(lines)))
+
+
+def test_what_cannot_be_owned_is_refused():
+    _, _, joint = cut()
+    boxes = [Rect.of_shape((1, 1, 14, 11))]
+    with pytest.raises(CaptureError, match="no input 'y' that has a gradient"):
+        program_of(joint, (1, 1, 2, 2), end=outcome(joint), own=Owned("y", boxes))
+    torch._dynamo.reset()
+    model = nn.Conv2d(1, 1, 3)
+    image = torch.randn(1, 1, 8, 8, requires_grad=True)
+    loss = capture(lambda model, x: model(x).square().sum(), model, image).joint
+    with pytest.raises(CaptureError, match="end before the loss"):
+        program_of(loss, (1, 1, 2, 2), own=owning((2, 2))(loss))
+
+
+def test_a_run_tells_how_far_gradients_are_and_leaves_the_model_as_it_was():
+    model, x = normalised()
+    before = copy.deepcopy(model.state_dict())
+    ran = run_tiles(
+        lambda model, x: model.stage(x).square().mean(), model, (x,), Cut((2, 2)), own="input", seed=3
+    )
+    assert ran.tiles == 12
+    assert ran.gradients == 4
+    assert ran.loss_difference == 0
+    assert 0 <= ran.largest_difference < 1e-10
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
