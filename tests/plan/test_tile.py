@@ -5,20 +5,22 @@ import functools
 import msgspec
 import pytest
 import torch
-from torch import nn
 
 import lowtide
 from lowtide import zoo
+from lowtide.capture.loop import Region, looped
 from lowtide.capture.step import capture
+from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.execute import cutting
 from lowtide.execute.compare import compare
 from lowtide.graph import Rect
 from lowtide.plan.check import check
+from lowtide.plan.make import Costs
 from lowtide.plan.plain import offload_all, recompute_all
+from lowtide.plan.plan import Side
 from lowtide.plan.program import Loop, Program, Run
 from lowtide.plan.simulate import simulate
-from lowtide.plan.tile import TileStep
+from lowtide.plan.tile import TileStep, plan_loop
 from tests.execute.tiles import program_of
 
 replace = msgspec.structs.replace
@@ -194,18 +196,28 @@ def test_fit_reaches_with_tiles_what_recomputation_cannot(tmp_path, monkeypatch)
     assert found.max_rel_grad_diff < 1e-4
 
 
-def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    net = nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)).double()
-    x = torch.randn(64, 8, dtype=torch.float64)
+def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over():
+    def costs(graph):
+        return Costs((1e-6,) * len(graph.ops), (0,) * len(graph.ops), "estimated")
 
-    def slow(*args, issue, **more):
-        assert not issue  # on the CPU the host does the work itself
-        return TileStep(*args, issue=1.0, **more)
-
-    monkeypatch.setattr(cutting, "TileStep", slow)
-    asked = {"budget": "55%", "only": "recompute,tile", "time_limit": 0.5}
-    plan = lowtide.fit(lambda net, x: net(x).square().mean(), net, x, **asked).plan
-    runs = [sum(isinstance(line, Run) for line in body.program.instructions) for body in plan.program.bodies]
-    loop = loop_of(plan.program)
-    assert plan.predicted.seconds >= sum(runs[tile.body] for tile in loop.tiles) > 1
+    boxes = Tiling(step()).boxes((2, 1, 1, 1))
+    whole = looped(step(), boxes)
+    region = next(call.target for call in whole.calls if isinstance(call.target, Region))
+    (body,) = region.bodies
+    made = [
+        plan_loop(
+            whole.graph,
+            costs(whole.graph),
+            boxes,
+            [[0, 0]],
+            [TileStep(body.graph, costs(body.graph), issue=issue)],
+            10**9,
+            Side(10**6, 1.0),
+            only=("recompute", "tile"),
+            time_limit=0.1,
+        )
+        for issue in (0.0, 1e-7, 1.0)
+    ]
+    around = 1e-6 * (len(whole.graph.ops) - 1)
+    seconds = [plan.predicted.seconds - around for plan in made]
+    assert seconds == pytest.approx([2e-6 * len(body.graph.ops)] * 2 + [2.0 * len(body.graph.ops)])

@@ -91,15 +91,16 @@ def run_tiles(
     with in_the_users_terms():
         joint = capture(function, model, *batch).joint
     graph = joint.graph
-    result = tile_output(graph, cut, until)
-    end, owned = graph.tensors[result.tensor].id, None
+    asked = tile_input(graph, cut, until) if own == "input" else tile_output(graph, cut, until)
+    end, owned = graph.tensors[asked.end], None
     if own == "input":
-        asked = tile_input(graph, cut, until)
         leaf = graph.tensors[asked.tensor].gradient_of
         assert leaf is not None
         owned = Owned(graph.tensors[leaf].id, [tile.own for tile in asked.tiles])
-    boxes = grid_of(cut, graph.tensors[result.tensor].shape or ())
-    program, _ = plain_tiles(joint, boxes, end=end, own=owned)
+    shape = end.shape or ()
+    parts = tuple(min(count, shape[d]) for count, d in zip(cut.grid, cut.of(shape), strict=True))
+    boxes = grid_of(Cut(parts, cut.dims), shape)
+    program, _ = plain_tiles(joint, boxes, end=end.id, own=owned)
 
     def compiled(module: Any, inputs: Sequence[Any]) -> Any:
         return compile_with(module, inputs, lambda _: program, in_place=False)
