@@ -16,6 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RIVALS = "save_on_cpu,checkpoint,compile,compile-0.5,compile-0.2"
+IN_TILES = ["unet=1335MiB+auto", "unet=700MiB+auto", "gpt2=3646MiB+auto"]
 PARTS: dict[str, list[list[str]]] = {
     "scale": [["scale.py"]],
     "plain": [["plain.py"]],
@@ -25,10 +26,11 @@ PARTS: dict[str, list[list[str]]] = {
     "blocks": [["planner.py", "blocks"]],
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],
+    "tiles": [["budgets.py", "--name", "tiles", "--rivals", "micro-batches,chunked", *IN_TILES]],
     "curves": [["curves.py", "--name", "cuda", "unet", "resnet50", "gpt2"]],
     "image": [["large_image.py"]],
 }
-GPU = {"budgets", "curves", "image"}
+GPU = {"budgets", "curves", "image", "tiles"}
 
 
 def main() -> None:
