@@ -58,6 +58,7 @@ TRIP = Program(
         (Link(5.0, 2.0), (1.0, 1.0, 2.0, 6.0)),
         (Link(10.0, 1e9), (1.0, 1.0, 1.0, 1.0)),
         (Link(1e9, 1e9, 0.25), (1.0, 1.25, 1.0, 1.25)),
+        (Link(1e9, 1e9, 0.25, 0.05), (1.0, 1.75, 1.0, 1.75)),
         (None, (1.0, 1.0, 1.0, 1.0)),
     ],
 )
@@ -97,7 +98,7 @@ def test_trips_keep_their_promise(seed, hurry):
 def test_plans_with_offload(seed, only):
     graph, seconds, workspace, able = random_step(seed, (6, 12))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
-    link = Link(15.0, 15.0)
+    link = Link(15.0, 15.0, *((0.01, 0.002) if seed % 2 else ()))
     budget = int(evaluate(problem, ()).peak * 0.8)
     try:
         found = search(problem, budget, only=only, link=link, time_limit=2)

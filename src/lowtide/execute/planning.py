@@ -257,6 +257,7 @@ def link_of(kind: str) -> Link:
         to_host=device.from_device_bytes_per_second or memory,
         to_device=device.to_device_bytes_per_second or memory,
         handover=device.handover_seconds or 0.0,
+        beside=1 / device.bytes_per_second if kind == "cuda" else 0.0,
     )
 
 

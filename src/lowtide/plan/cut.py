@@ -149,7 +149,8 @@ class _Program:
             if self.link is not None and problem.bytes[s]:
                 if s not in off:
                     copies = 2 if len(self.cuts) == 1 else 1  # with more cuts, one copy out may serve several
-                    off[s] = rows.variable(copies * self.link.handover * problem.scale / self.unit)
+                    taken = copies * self.link.taken(problem.bytes[s])
+                    off[s] = rows.variable(taken * problem.scale / self.unit)
                 terms.append((off[s], 1.0))
             if who is None:
                 rows.row(terms, 1.0)

@@ -27,6 +27,12 @@ class Link:
     to_device: float
     handover: float = 0.0
     """Seconds that the computation itself spends on a copy: it says when that may start, and waits for it."""
+    beside: float = 0.0
+    """Seconds by which a byte on its way holds the computation up: the device's memory serves both."""
+
+    def taken(self, size: int) -> float:
+        """Seconds that a copy of so many bytes takes from the computation."""
+        return self.handover + size * self.beside
 
 
 class Lanes:
@@ -49,7 +55,7 @@ class Lanes:
         """Queue a copy to the host."""
         if not is_here(tensor):
             raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
-        self._hand_over()
+        self._hand_over(tensor)
         start = max(self.now, self._out, self._coming.get(tensor, 0.0))
         self._out = start + self._seconds(tensor, out=True)
         self._sent[tensor] = self._on_host[tensor] = self._out
@@ -65,7 +71,7 @@ class Lanes:
         """Queue a copy back to the device."""
         if tensor not in self._on_host:
             raise PlanError(f"the program fetches {self._label(tensor)!r}, which was never sent")
-        self._hand_over()
+        self._hand_over(tensor)
         start = max(self.now, self._in, self._on_host[tensor])
         self._in = self._coming[tensor] = start + self._seconds(tensor, out=False)
 
@@ -78,10 +84,11 @@ class Lanes:
         self.now += seconds
         return seconds + waited
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, tensor: int) -> None:
         if self.link is not None:
-            self._spoken_for += self.link.handover
-            self.now += self.link.handover
+            taken = self.link.taken(allocated_bytes(self.graph.tensors[tensor]))
+            self._spoken_for += taken
+            self.now += taken
 
     def _wait(self, tensor: int, until: float) -> None:
         if until > self.now:
