@@ -9,11 +9,14 @@ from lowtide import read
 from lowtide.cost.unit import unit_seconds
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
+from lowtide.plan import infeasible
 from lowtide.plan import portfolio as module
 from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
+from lowtide.plan.budget import Budget
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.in_place import pointwise
+from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.pauses import as_events, with_pauses
 from lowtide.plan.problem import build_problem
 from lowtide.plan.schedule import evaluate
@@ -120,6 +123,15 @@ def test_too_small_a_budget_names_one_that_works(unet):
     assert error.value.floor <= smallest <= 1.035 * error.value.floor
     known = smallest_budget(unet, time_limit=2)
     assert evaluate(unet, known.events).peak == known.budget
+    assert evaluate(unet, error.value.events).peak == smallest
+
+
+def test_the_smallest_plan_is_looked_for_once(unet, monkeypatch):
+    monkeypatch.setattr(infeasible, "smallest_budget", None)
+    graph = unet.graph
+    costs = Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
+    with pytest.raises(InfeasibleError, match="live at its peak"):
+        make_plan(graph, costs, Budget(bytes=PLAIN_PEAK // 4), time_limit=1)
 
 
 def test_the_same_seed_gives_the_same_plan(unet, monkeypatch):

@@ -1,10 +1,12 @@
 """Programs with a loop: as files, before the checker, in the simulation, and as fit makes them."""
 
 import functools
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide import zoo
@@ -12,7 +14,10 @@ from lowtide.capture.loop import Region, looped
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError, PlanError
+from lowtide.execute import cutting, tiling
 from lowtide.execute.compare import compare
+from lowtide.execute.planning import Settings
+from lowtide.execute.room import Room
 from lowtide.graph import Rect
 from lowtide.plan.check import check
 from lowtide.plan.make import Costs
@@ -20,7 +25,7 @@ from lowtide.plan.plain import offload_all, recompute_all
 from lowtide.plan.plan import Side
 from lowtide.plan.program import Loop, Program, Run
 from lowtide.plan.simulate import simulate
-from lowtide.plan.tile import TileStep, plan_loop
+from lowtide.plan.tile import TileStep, least_bytes, plan_loop
 from tests.execute.tiles import program_of
 
 replace = msgspec.structs.replace
@@ -221,3 +226,44 @@ def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over():
     around = 1e-6 * (len(whole.graph.ops) - 1)
     seconds = [plan.predicted.seconds - around for plan in made]
     assert seconds == pytest.approx([2e-6 * len(body.graph.ops)] * 2 + [2.0 * len(body.graph.ops)])
+
+
+def rows_of_64():
+    net, x = nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)), torch.randn(64, 8)
+    torch._dynamo.reset()
+    return capture(lambda net, x: net(x).square().mean(), net, x).joint
+
+
+def test_all_ways_to_cut_share_one_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    now, asked = [0.0], []
+
+    def nothing_found(*_, time_limit, **__):
+        asked.append(time_limit)
+        now[0] += time_limit
+        raise InfeasibleError("", budget=0, smallest_budget=1 << (60 - len(asked)), floor=0)
+
+    def uncut(cutter, *_):
+        return cutting.Way(cutter.joint, [], [], [], False)
+
+    monkeypatch.setattr(cutting.Cutter, "cut_up", uncut)
+    monkeypatch.setattr(tiling, "plan_loop", nothing_found)
+    monkeypatch.setattr(tiling, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    settings = Settings.of("50%", only="recompute,tile", cost="estimated", time_limit=10.0)
+    with pytest.raises(InfeasibleError, match="none that was tried fits"):
+        tiling.in_tiles(rows_of_64(), (), Room(()), settings, 1 << 40, Side(1 << 41, 1.0))
+    assert len(asked) > 12
+    assert sum(asked) <= 11.0  # a little more where there is no plan yet
+
+
+def test_no_tiles_are_tried_where_gradients_alone_are_too_much(monkeypatch):
+    joint = rows_of_64()
+    least = least_bytes(joint.graph)
+    # parameters, their gradients, the input and the loss
+    assert least == 4 * (2 * (2 * 8 * 512 + 512 + 8) + 64 * 8 + 1)
+    monkeypatch.setattr(cutting, "looped", None)
+    settings = Settings.of("50%", only="recompute,tile", cost="estimated")
+    with pytest.raises(InfeasibleError, match="gradients alone take") as error:
+        tiling.in_tiles(joint, (), Room(()), settings, least - 1, Side(2 * least, 1.0))
+    assert error.value.proven
+    assert error.value.smallest_budget == error.value.floor == least

@@ -31,7 +31,7 @@ from lowtide.graph import Rect
 from lowtide.plan.memory import Memory
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
-from lowtide.plan.tile import plan_loop
+from lowtide.plan.tile import least_bytes, plan_loop
 from lowtide.units import format_bytes
 
 __all__ = ["in_tiles", "loop_of", "with_loop"]
@@ -41,7 +41,9 @@ _OVERLAP = 2.5
 _SPLIT = 1.1
 """Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
 _PROBE = 0.1
-"""Of the time limit, for one way to cut; the best of them gets what is left."""
+"""Of the time that is left, for one way to cut; the best of them gets the rest."""
+_SHORTEST = 0.02
+"""Of the time limit, for a way to cut where no time is left and no plan is found."""
 _PROBE_AROUND = 0.3
 """The same where most of the step is around the tiles."""
 _GOOD = 0.01
@@ -110,6 +112,15 @@ def in_tiles(
 
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
+    least = least_bytes(with_state(joint.graph, state)) + room.beside_bytes()
+    if least > budget:
+        raise InfeasibleError(
+            f"none can help: parameters, inputs and gradients alone take {format_bytes(least)}",
+            budget=budget,
+            smallest_budget=least,
+            floor=least,
+            proven=True,
+        )
     cutter = Cutter(joint, arguments, room, settings)
     search = _Search(joint, cutter, room, settings, budget, plain, state)
     result = result_of(joint)
@@ -155,11 +166,19 @@ class _Search:
     """Which loops are inside tiles."""
     again: Callable[[float], Plan] | None = None
     """Plans the best way to cut once more, in so many seconds."""
+    probed: float = 0.0
+    """The time limit that it had before."""
+    over: float = 0.0
+    """Seconds that it took beyond."""
+
+    def left(self) -> float:
+        """Seconds that planning may still take."""
+        return self.settings.time_limit - self.spent
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
         late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
-        spent = self.best is not None and self.spent > self.settings.time_limit
+        spent = self.best is not None and self.left() <= 0
         return self.worse >= _WORSE or spent or late
 
     @contextlib.contextmanager
@@ -246,9 +265,10 @@ class _Search:
         way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
         again = partial(self._search, way, tiling, boxes, beside)
         share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
-        plan = again(share * self.settings.time_limit)
+        limit, before = max(_SHORTEST * self.settings.time_limit, share * self.left()), self.spent
+        plan = again(limit)
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
-            self.again = again
+            self.again, self.probed, self.over = again, limit, max(0.0, self.spent - before - limit)
         least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
@@ -291,8 +311,8 @@ class _Search:
 
     def polish(self) -> None:
         """Plan the best way to cut once more, in the time that is left."""
-        left = self.settings.time_limit - self.spent
-        if self.best is None or self.again is None or left <= 0:
+        left = self.left() - self.over
+        if self.best is None or self.again is None or left <= self.probed:
             return
         with contextlib.suppress(InfeasibleError):
             plan = self.again(left)

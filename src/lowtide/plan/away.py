@@ -48,6 +48,8 @@ _PRUNED = 4
 """So often storages that are waited for may stay on the device after all."""
 _ENDING = 0.92
 """Share of the time limit after which nothing new is begun: what has begun may take a little longer."""
+_RESERVE = 0.12
+"""Share of the time limit, besides, that is left for the lowest peak where nothing is found before."""
 _GROWING = 0.3
 """Share of the time limit in which the bound grows."""
 _ALONE = (1.0, 1.04, 1.1, 1.2)
@@ -88,7 +90,8 @@ class _Away:
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
         optimal = self.best is not None and self.best.cost <= self.bound
-        return optimal or self.impossible or self.left() <= 0
+        reserve = _RESERVE * self.time_limit if self.best is None else 0.0
+        return optimal or self.impossible or self.left() <= reserve
 
     def offer(self, found: Found | None) -> None:
         """Take a plan as the best if it is."""

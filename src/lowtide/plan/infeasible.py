@@ -32,13 +32,16 @@ def explained(
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
-    To look for that plan takes half of the time limit at most.
+    Where the error does not know that plan, to look for it takes half of the time limit at most.
     ``tiled`` says that tiles are tried besides: they are no advice then, and may need less.
     """
     graph = problem.graph
-    smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
-    known = min(smallest.budget, error.smallest_budget) + beside
-    program = with_in_place(graph, lower(problem, smallest.events), able)
+    known, events = error.smallest_budget, error.events
+    if events is None:
+        smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
+        known, events = min(smallest.budget, known), smallest.events
+    known += beside
+    program = with_in_place(graph, lower(problem, events), able)
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [

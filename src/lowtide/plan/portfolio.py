@@ -49,8 +49,10 @@ _LARGE = 300
 """From so many operators on, a cut program may leave a little open."""
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
-_RESERVE = 0.2
-"""Of the time limit, for the lowest peak where nothing is found before."""
+_RESERVE = 0.3
+"""Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
+_PROOF = 0.1
+"""Of the time limit, for that proof."""
 REUSED_A_SECOND = 600
 """Repeated blocks are used where there is a second of the time limit for so many operators."""
 _FREELY = 0.15
@@ -150,9 +152,8 @@ class _Search:
 
     def at_the_limit(self) -> None:
         """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
-        known = self.lowest = smallest_budget(
-            self.problem, time_limit=max(min(2.0, self.time_limit), self.left()), seed=self.seed
-        )
+        seconds = max(_RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
+        known = self.lowest = smallest_budget(self.problem, time_limit=seconds, seed=self.seed)
         if known.budget <= self.budget:
             self.offer(evaluate(self.problem, known.events), "lowest peak")
 
@@ -358,7 +359,10 @@ class _Search:
 
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
-        proven = self.impossible or self.budget < self.floor or surely_infeasible(self.problem, self.budget)
+        proven = self.impossible or self.budget < self.floor
+        proven = proven or surely_infeasible(
+            self.problem, self.budget, seconds=min(1.0, _PROOF * self.time_limit)
+        )
         known = self.lowest or smallest_budget(
             self.problem, time_limit=min(2.0, self.time_limit), seed=self.seed
         )
@@ -368,7 +372,7 @@ class _Search:
 def refusal(problem: Problem, budget: int, known: Smallest, *, proven: bool) -> InfeasibleError:
     """What to say where no plan was found: the smallest budget for which there is one."""
     text = "no plan fits" if proven else "no plan was found for"
-    return InfeasibleError(
+    error = InfeasibleError(
         f"{text} {format_bytes(budget)}; the smallest budget with a plan is "
         f"{format_bytes(known.budget)} ({known.budget} bytes)",
         budget=budget,
@@ -376,3 +380,5 @@ def refusal(problem: Problem, budget: int, known: Smallest, *, proven: bool) -> 
         floor=smallest_conceivable(problem),
         proven=proven,
     )
+    error.events = known.events
+    return error

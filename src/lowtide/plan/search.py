@@ -20,6 +20,10 @@ from lowtide.plan.smallest import smallest_budget
 __all__ = ["Found", "Link", "Progress", "search"]
 
 _MEANS = frozenset({"recompute", "offload"})
+_LOWEST = 0.2
+"""Of the time limit, for the lowest peak where nothing is found with offload."""
+_LAST = 0.1
+"""Of the time limit, for a plan from there on."""
 
 
 def search(
@@ -50,8 +54,8 @@ def search(
         raise PlanError("offload needs the rates of the link between device and host")
     best, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
     if best is None:
-        known = smallest_budget(problem, time_limit=min(2.0, time_limit), seed=seed)
+        known = smallest_budget(problem, time_limit=_LOWEST * time_limit, seed=seed)
         if known.budget <= budget:
-            return recompute(problem, budget, time_limit=1.0, seed=seed, starts=[known.events])
+            return recompute(problem, budget, time_limit=_LAST * time_limit, seed=seed, starts=[known.events])
         raise refusal(problem, budget, known, proven=proven)
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,20 @@ from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plain import store_all
+from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, Plan, Side
 from lowtide.plan.portfolio import Progress
 from lowtide.plan.program import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.simulate import inside_bytes, simulate
 
-__all__ = ["Inside", "TileStep", "plan_loop"]
+__all__ = ["Inside", "TileStep", "least_bytes", "plan_loop"]
 
 T = TypeVar("T")
+
+_BODIES = 0.8
+"""Of the time limit, for the steps of tiles; one that needs no search leaves its part to the others."""
+_SHORTEST = 0.1
+"""Of the time limit, for those that are left when others took longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +105,16 @@ def plan_loop(
     plans: dict[int, Plan] = {}
     there = _around(graph, costs, loops, able)
     left = {k: budget - live for live, one in zip(there, which, strict=True) for k in one}
+    began, untried = time.monotonic(), turns.total()
     for k in sorted(range(len(steps)), key=lambda k: -_plain_peak(steps[k])):  # what may not fit comes first
         step = steps[k]
+        share, untried = turns[k] / untried, untried - turns[k]
         if not whole and (cut or _plain_peak(step) - Memory(step.graph).resident_bytes <= left[k]):
             programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
         room = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
-        more = {"able": step.able, "time_limit": 0.8 * time_limit * turns[k] / turns.total(), **asked}
+        now = max(_SHORTEST * time_limit, began + _BODIES * time_limit - time.monotonic())
+        more = {"able": step.able, "time_limit": share * now, **asked}
         if step.inside is None:
             plan = make_plan(step.graph, step.costs, room, only=means, **more)
         else:
@@ -123,8 +132,8 @@ def plan_loop(
         lines[loop] = Loop(loop, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
     _refuse_large(graph, loops, workspace, budget - beside_bytes)
     summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short)
-    share = 0.2 * time_limit if whole else time_limit
-    outer = make_plan(graph, summed, Budget(bytes=budget), able=able, only=means, time_limit=share, **asked)
+    around = max((1 - _BODIES) * time_limit, began + time_limit - time.monotonic())
+    outer = make_plan(graph, summed, Budget(bytes=budget), able=able, only=means, time_limit=around, **asked)
     program = _with_loops(outer.program, lines, bodies)
     check(graph, program, budget=budget - beside_bytes, workspace_bytes=workspace)
     planned = outer.predicted.seconds
@@ -141,6 +150,15 @@ def plan_loop(
         only=tuple(only),
         program=program,
     )
+
+
+def least_bytes(graph: Graph) -> int:
+    """What is there when the step ends, however it is cut: leaves, results and gradients."""
+    owner = graph.storages()
+    held: dict[int, int] = {}
+    for t in kept_throughout(graph):
+        held[owner[t]] = max(held.get(owner[t], 0), graph.tensors[t].bytes)
+    return sum(min(size, graph.tensors[t].bytes) for t, size in held.items())
 
 
 def _with_inner(step: TileStep, inner: Inside, room: Budget, only: Collection[str], more: Any) -> Plan:
