@@ -24,6 +24,7 @@ PARTS: dict[str, list[list[str]]] = {
     "document": [["planner.py", "document"]],
     "zoo": [["planner.py", "zoo"]],
     "blocks": [["planner.py", "blocks"]],
+    "tiles": [["tiles.py"]],
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],
     "tiles": [["budgets.py", "--name", "tiles", "--rivals", "micro-batches,chunked", *IN_TILES]],
