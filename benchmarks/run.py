@@ -27,11 +27,11 @@ PARTS: dict[str, list[list[str]]] = {
     "tiles": [["tiles.py"]],
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],
-    "tiles": [["budgets.py", "--name", "tiles", "--rivals", "micro-batches,chunked", *IN_TILES]],
+    "tiled": [["budgets.py", "--name", "tiles", "--rivals", "micro-batches,chunked", *IN_TILES]],
     "curves": [["curves.py", "--name", "cuda", "unet", "resnet50", "gpt2"]],
     "image": [["large_image.py"]],
 }
-GPU = {"budgets", "curves", "image", "tiles"}
+GPU = {"budgets", "curves", "image", "tiled"}
 
 
 def main() -> None:

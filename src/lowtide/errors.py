@@ -63,8 +63,8 @@ class InfeasibleError(PlanError):
 
     ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
     ``proven`` says that none exists for the budget that was asked for. ``plain_peak`` and ``plain_seconds``
-    are what the step takes without a plan, where that is known. ``events`` is the schedule of recomputation
-    with the smallest peak, where one was looked for.
+    are what the step takes without a plan, where that is known, and ``solve_seconds`` what the search took.
+    ``events`` is the schedule of recomputation with the smallest peak, where one was looked for.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class InfeasibleError(PlanError):
         self.proven = proven
         self.plain_peak = 0
         self.plain_seconds = 0.0
+        self.solve_seconds = 0.0
         self.events: frozenset[tuple[int, int]] | None = None
         super().__init__(problem)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,6 +38,10 @@ Watch = Callable[[Interpreter], None]
 Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
 """Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
 
+_WHOLE = 0.5
+"""Of the time limit, for a plan without tiles where they are looked for beside it."""
+_TILES = 0.4
+"""Of the time limit, for tiles at least."""
 _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
 
@@ -140,21 +145,25 @@ class Planned:
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
+        share = _WHOLE if "tile" in settings.only and not settings.auto else 1.0
+        shorter = replace(settings, time_limit=share * settings.time_limit)
         try:
-            whole = plan_joint(joint, run, room, settings, state=state, pinned=pinned)
-            plain, budget = whole.plain, whole.budget_bytes
+            whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)
+            plain, budget, spent = whole.plain, whole.budget_bytes, whole.solve_seconds
         except InfeasibleError as error:
             if "tile" not in settings.only:
                 raise
-            refused, budget = error, error.budget
+            refused, budget, spent = error, error.budget, error.solve_seconds
             plain = Side(error.plain_peak, error.plain_seconds)
         if whole is not None and ("tile" not in settings.only or settings.auto):
             return whole
         if whole is not None and whole.overhead <= _NO_TILES:
             return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
+        left = max(_TILES * settings.time_limit, settings.time_limit - spent)
         try:
             with _untouched(arguments, self._leaves, joint):
-                tiled = in_tiles(joint, arguments, room, settings, budget, plain, state)
+                tiled = in_tiles(joint, arguments, room, settings, budget, plain, state, time_limit=left)
+                tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
@@ -163,6 +172,7 @@ class Planned:
             return _without_tiles(whole, settings, str(error).splitlines()[0])
         if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
             slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
+            whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
             return _without_tiles(whole, settings, slower)
         if kept is not None and not tiled.interrupted:
             kept.store(tiled)

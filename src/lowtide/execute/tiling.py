@@ -107,9 +107,12 @@ def in_tiles(
     budget: int,
     plain: Side,
     state: Sequence[torch.Tensor] = (),
+    *,
+    time_limit: float | None = None,
 ) -> Plan:
     """The fastest plan found that cuts the step into tiles; an optimiser's ``state`` counts in its peak.
 
+    ``time_limit`` is that for planning, unlike that of the settings for capturing and measuring as well.
     A CaptureError says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
     least = least_bytes(with_state(joint.graph, state)) + room.beside_bytes()
@@ -122,7 +125,8 @@ def in_tiles(
             proven=True,
         )
     cutter = Cutter(joint, arguments, room, settings)
-    search = _Search(joint, cutter, room, settings, budget, plain, state)
+    limit = settings.time_limit if time_limit is None else time_limit
+    search = _Search(joint, cutter, room, settings, budget, plain, state, time_limit=limit)
     result = result_of(joint)
     with search.unless_refused():
         search.whole_step(Tiling(joint, end=result))
@@ -148,6 +152,8 @@ class _Search:
     budget: int
     plain: Side
     state: Sequence[torch.Tensor] = ()
+    time_limit: float = 10.0
+    """For planning alone."""
     best: Plan | None = None
     refused: CaptureError | InfeasibleError | None = None
     began: float = field(default_factory=time.monotonic)
@@ -173,7 +179,7 @@ class _Search:
 
     def left(self) -> float:
         """Seconds that planning may still take."""
-        return self.settings.time_limit - self.spent
+        return self.time_limit - self.spent
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
@@ -265,7 +271,7 @@ class _Search:
         way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
         again = partial(self._search, way, tiling, boxes, beside)
         share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
-        limit, before = max(_SHORTEST * self.settings.time_limit, share * self.left()), self.spent
+        limit, before = max(_SHORTEST * self.time_limit, share * self.left()), self.spent
         plan = again(limit)
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
             self.again, self.probed, self.over = again, limit, max(0.0, self.spent - before - limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,6 +89,7 @@ def make_plan(
     ``crossing`` whether they may be away between forward and backward. ``tiled`` says that whoever asks tries
     tiles too, should this be infeasible.
     """
+    began = time.monotonic()
     problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
@@ -120,6 +122,7 @@ def make_plan(
     if not tried:
         told = _refused(*refused[-1], asked, tiled, time_limit)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
+        told.solve_seconds = time.monotonic() - began
         raise told
     best = min(tried, key=lambda one: one.seconds)
     found = replace(best.found, bound=min(bound, best.found.cost))
