@@ -194,7 +194,8 @@ class _Search:
             self.offer(outcome, "given")
         large = len(self.problem.ops) >= _LARGE
         if not large and not self.done():
-            self.round(frozenset(), 100_000, seed=self.seed, hot=2.0)
+            short = 1.0 if self.effort else min(1.0, self.time_limit)
+            self.round(frozenset(), max(10_000, int(100_000 * short)), seed=self.seed, hot=2.0)
         small = len(self.problem.bytes) <= _SMALL
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():

@@ -35,7 +35,7 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
     for start in (_for_each_use(problem), greedy(problem, floor), greedy(problem, floor + floor // 10)):
         best = min(best, evaluate(problem, start), key=_peak)
     plain = evaluate(problem, ())
-    moves = max(10_000, 12_000_000 // max(1, len(problem.ops)))
+    moves = max(10_000, int(12_000_000 * min(1.0, time_limit)) // max(1, len(problem.ops)))
     fraction, misses = 0.3, 0
     for k in range(40):
         if best.peak <= floor or time.monotonic() > end or misses >= 8:
