@@ -43,6 +43,7 @@ LEAST = 0.15
 """The share for what no plan without tiles reaches."""
 RATES = {"to_device_bytes_per_second": LINK.to_device, "from_device_bytes_per_second": LINK.to_host}
 DEVICE = msgspec.structs.replace(H200, handover_seconds=LINK.handover, **RATES)
+SOURCES = Path(planned.__file__).parents[2]
 HOST = 1 << 40
 """Bytes of a host that has room for all that is sent there."""
 PARTS = {
@@ -80,6 +81,11 @@ class Watch(Clock):
         return call
 
 
+def short(text: str) -> str:
+    """The first line, without the folder that the sources are in."""
+    return text.partition("\n")[0].replace(f"{SOURCES}/", "")
+
+
 def case(joint: Joint, name: str, share: float, means: str, limit: float) -> dict[str, Any]:
     """One step at one budget, planned as ``fit`` does it, from the captured step on."""
     asked: dict[str, Any] = {"only": means, "cost": "estimated", "time_limit": limit, "cache": False}
@@ -93,14 +99,14 @@ def case(joint: Joint, name: str, share: float, means: str, limit: float) -> dic
             plan = planner._best(joint, None, Room(()), (), (), ())
             row |= {"found": True, "tiles": plan.decisions.tiles, "overhead": plan.overhead}
             row |= {"peak": plan.predicted.peak_bytes / plan.budget_bytes, "method": plan.method}
-            row |= {"solve_seconds": plan.solve_seconds, "no_tiles": plan.no_tiles}
+            row |= {"solve_seconds": plan.solve_seconds, "no_tiles": short(plan.no_tiles)}
         except InfeasibleError as error:
             row |= {"found": False, "tiles": 0, "why": str(error).splitlines()[-1]}
     row["seconds"] = time.perf_counter() - began
     whole, tiled = watch.last["whole step planned"], watch.last.get("tiles")
     row["without"] = whole.overhead if isinstance(whole, Plan) else None
     row["in_tiles"] = tiled.overhead if isinstance(tiled, Plan) else None
-    row["refused"] = str(tiled).splitlines()[0] if isinstance(tiled, CaptureError) else ""
+    row["refused"] = short(str(tiled)) if isinstance(tiled, CaptureError) else ""
     row["ways"] = watch.calls.get("searched", 0)
     return row | {f"{key}_seconds": watch.seconds.get(part, 0.0) for key, part in PARTS.items()}
 
