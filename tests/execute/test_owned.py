@@ -6,10 +6,11 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from lowtide.capture.owned import Owned
 from lowtide.capture.step import capture
-from lowtide.errors import CaptureError, PlanError
+from lowtide.errors import CaptureError, PlanError, RunError
 from lowtide.execute import tiling
 from lowtide.execute.tiled import run_tiles
 from lowtide.graph import LOOP, Rect
@@ -47,6 +48,58 @@ def test_pixels_that_nobody_reads_have_no_gradient():
     model = nn.Conv2d(1, 2, 2, stride=9).double()
     x = torch.randn(1, 1, 20, 20, dtype=torch.float64, requires_grad=True)
     assert largest(model, x, [weighted], (1, 1, 2, 2), own=owning((6, 4))) < 1e-10
+
+
+class Of(nn.Module):
+    """A function of a convolution and the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.layer = function, nn.Conv2d(2, 2, 3, padding=1)
+        self.rows = nn.Parameter(torch.randn(1, 2, 3, 11))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda model, x: model.layer(x),
+        lambda model, x: model.layer(model.layer(x).relu()),
+        lambda model, x: functional.avg_pool2d(model.layer(x), 3, 1, 1),
+        lambda model, x: x + model.layer(x).flip(-1),
+        lambda model, x: model.layer(x.roll((3, -2), (2, 3))),
+        lambda model, x: model.layer(x[:, :, 7:]),
+        lambda model, x: torch.cat([model.rows, model.layer(x[:, :, 7:])], 2),
+        lambda model, x: model.layer(x.sign()),
+    ],
+)
+def test_a_region_whose_gradients_have_the_shape_of_its_result(function):
+    model, x = Of(function).double(), torch.randn(1, 2, 13, 11, dtype=torch.float64, requires_grad=True)
+    assert largest(model, x, [weighted], (1, 1, 2, 2), own=owning((3, 2))) < 1e-10
+
+
+def test_linear_operators_of_the_same_shape_behind_the_region():
+    def function(model, x):
+        y = model.layer(x)
+        return y + 2 * y.flip(-1)
+
+    def layer(joint):
+        made = next(op for op in joint.graph.ops if op.kind == "aten.convolution")
+        return joint.graph.tensors[made.outputs[0]].id
+
+    model, x = Of(function).double(), torch.randn(1, 2, 13, 11, dtype=torch.float64, requires_grad=True)
+    assert largest(model, x, [weighted], (1, 1, 2, 2), end=layer, own=owning((3, 2))) < 1e-10
+
+
+def test_a_run_needs_one_number_as_loss():
+    model, x = nn.Conv2d(1, 2, 3), torch.randn(1, 1, 9, 9)
+    with pytest.raises(RunError, match="must be a single number"):
+        run_tiles(lambda model, x: model(x), model, (x,), Cut((2, 2)))
+    torch._dynamo.reset()
+    with pytest.raises(RunError, match="must be a tensor"):
+        run_tiles(lambda model, x: (model(x).sum(), 1), model, (x,), Cut((2, 2)))
 
 
 def test_with_frozen_weights_there_is_no_loop_for_them():

@@ -14,8 +14,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lowtide.capture.differentiate import differentiated
-from lowtide.capture.joint import Joint
+from torch import fx
+
+from lowtide.capture.differentiate import Change, Example, differentiated
+from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.tile import Tile, Tiling
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
@@ -58,18 +60,34 @@ def halves_of(tiling: Tiling, boxes: Sequence[Rect], own: Owned | None = None) -
     others = tiling.differentiable - {leaf}
     read = any(t in others for tile in forward for t, _ in tile.given)
     backward = [tiling.tile(box, known, again, "backward", others) for box in boxes] if read else []
-    parts = reaches(tiling.graph, tiling.result, leaf, own.boxes, _incoming(tiling))
     owned = [
         tiling.tile(reach, known, again, "owned", (leaf,), (leaf, box))
-        for box, reach in zip(own.boxes, parts, strict=True)
+        for box, reach in zip(own.boxes, _reaches(tiling, leaf, own.boxes), strict=True)
     ]
     return Halves(forward, backward, owned, leaf)
 
 
-def _incoming(tiling: Tiling) -> int | None:
-    """The gradient of the region's result, where that is a result of the step."""
-    joint = tiling.joint
-    return dict(zip(joint.outputs, joint.tangents, strict=False)).get(tiling.result)
+def _reaches(tiling: Tiling, leaf: int, boxes: Sequence[Rect]) -> list[Rect]:
+    """For each box of an input the part of the result that depends on it.
+
+    The region is differentiated alone for that: in the backward of the step nothing says which tensor is the
+    gradient of the region's result. Where nothing depends on a box, it has the smallest part of the others,
+    or all: that reads the input, and adds nothing to this box.
+    """
+
+    def make(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf], _: Change) -> Joint:
+        return differentiated(graph, examples, leaves)
+
+    whole = Rect.of_shape(tiling.axes)
+    tile = tiling.tile(whole, {}, make, "reach", (leaf,))
+    (place,) = tile.wanted
+    read, gradient, given = tile.given[place][1], tile.joint.gradients[place], tile.joint.tangents[0]
+    if gradient is None:
+        return [whole] * len(boxes)
+    inside = [box.intersect(read).shift([-lo for lo in read.lo]) for box in boxes]
+    found = reaches(tile.joint.graph, gradient, given, inside)
+    smallest = min((reach for reach in found if reach), key=lambda reach: reach.size, default=whole)
+    return [reach or smallest for reach in found]
 
 
 def _leaf(tiling: Tiling, name: str) -> int:

@@ -18,7 +18,7 @@ from lowtide.errors import CaptureError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.bits import largest_difference
 from lowtide.execute.graphs import with_gradients
-from lowtide.execute.user_code import in_the_users_terms, users_step
+from lowtide.execute.user_code import check_loss, in_the_users_terms, users_step
 from lowtide.graph import LOOP, Rect
 from lowtide.graph.tiles import Cut, Own, grid_of, tile_input, tile_output
 from lowtide.plan.plain import store_all
@@ -139,6 +139,7 @@ def _step(
     torch.manual_seed(seed)
     began = time.perf_counter()
     loss = function(model, *batch)
+    check_loss(loss)
     loss.backward()  # type: ignore[no-untyped-call]
     taken = time.perf_counter() - began
     return loss.detach(), [leaf.grad for leaf in leaves], taken

@@ -51,24 +51,11 @@ def tile_input(graph: Graph, cut: Cut, until: str = "") -> Tiling:
     return _tiling(graph, cut, "input", end, region)
 
 
-def reaches(graph: Graph, end: int, leaf: int, boxes: Sequence[Rect], given: int | None = None) -> list[Rect]:
-    """For each box of an input the part of a result of forward that its gradient depends on.
-
-    ``given`` is the gradient of the result where it comes from outside, not from backward. One element of
-    the result where a box depends on none. A TileError where backward does not go from the one to the other
-    by way of a gradient of the result.
-    """
-    region = gradient_region(graph, end, leaf, accesses_of(graph))
-    given = region.given if region.given is not None else given
-    if given is None:
-        raise TileError(f"backward makes no gradient of {graph.tensors[end].label!r} on its way")
-    first = Rect.of_shape([1] * len(graph.tensors[end].shape or ()))
-    found = []
-    for box in boxes:
-        parts = parts_for(graph, region.ops, region.accesses, {region.tensor: box})
-        reach = parts.get(given, first)
-        found.append(first if reach.empty else reach)
-    return found
+def reaches(graph: Graph, gradient: int, given: int, boxes: Sequence[Rect]) -> list[Rect | None]:
+    """For each box of a gradient the part of another, ``given`` from outside, that it depends on, if any."""
+    accesses = accesses_of(graph)
+    found = (parts_for(graph, range(len(graph.ops)), accesses, {gradient: box}).get(given) for box in boxes)
+    return [None if reach is None or reach.empty else reach for reach in found]
 
 
 def _end(graph: Graph, cut: Cut, until: str, accesses: Mapping[int, Access]) -> int:
