@@ -227,9 +227,9 @@ class _Search:
     def attempt(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
         boxes = tiling.boxes(parts)
-        if self.inner is not None:
-            return self.tried(tiling, boxes, self.room.beside_bytes())
         shape = geometry(tiling, boxes, _SAMPLES)
+        if self.inner is not None:
+            return shape.overlap <= _SPLIT and self.tried(tiling, boxes, self.room.beside_bytes())
         if shape.overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT):
             return True
         if shape.working_bytes >= self.largest:
