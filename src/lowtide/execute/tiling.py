@@ -140,7 +140,7 @@ def in_tiles(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
     search.polish()
-    return msgspec.structs.replace(search.best, solve_seconds=search.spent)
+    return msgspec.structs.replace(search.best, solve_seconds=search.spent, interrupted=search.interrupted)
 
 
 @dataclass(slots=True)
@@ -176,6 +176,8 @@ class _Search:
     """The time limit that it had before."""
     over: float = 0.0
     """Seconds that it took beyond."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the planning of a way: no more are tried."""
 
     def left(self) -> float:
         """Seconds that planning may still take."""
@@ -185,7 +187,7 @@ class _Search:
         """Whether nothing more is to be expected, or time is up."""
         late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
         spent = self.best is not None and self.left() <= 0
-        return self.worse >= _WORSE or spent or late
+        return self.worse >= _WORSE or spent or late or self.interrupted
 
     @contextlib.contextmanager
     def unless_refused(self) -> Iterator[None]:
@@ -310,6 +312,7 @@ class _Search:
                 plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
         finally:
             self.spent += time.monotonic() - began
+        self.interrupted = self.interrupted or plan.interrupted
         return plan
 
     def _all_of_it(self, tiling: Tiling) -> bool:
@@ -318,7 +321,7 @@ class _Search:
     def polish(self) -> None:
         """Plan the best way to cut once more, in the time that is left."""
         left = self.left() - self.over
-        if self.best is None or self.again is None or left <= self.probed:
+        if self.best is None or self.again is None or left <= self.probed or self.interrupted:
             return
         with contextlib.suppress(InfeasibleError):
             plan = self.again(left)

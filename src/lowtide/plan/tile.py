@@ -120,6 +120,8 @@ def plan_loop(
         else:
             plan = _with_inner(step, step.inside, room, only, more)
         plans[k], programs[k] = plan, plan.program
+        if plan.interrupted:  # the others still need a plan
+            time_limit = 0.0
     bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
     spent = [_seconds(body, link, step.issue) for body, step in zip(bodies, steps, strict=True)]
     inside = [inside_bytes(body) for body in bodies]
@@ -149,6 +151,7 @@ def plan_loop(
         method=f"{len(boxes)} tiles, {told.method}",
         only=tuple(only),
         program=program,
+        interrupted=outer.interrupted or any(plan.interrupted for plan in plans.values()),
     )
 
 
