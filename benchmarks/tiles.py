@@ -126,14 +126,13 @@ def told(rows: list[dict[str, Any]], limit: float) -> str:
     """The table, the longest search, and all above the limit."""
     lines = [f"| {' | '.join(COLUMNS)} |", "| --- | --- " + "| ---: " * 12 + "| --- |"]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    for key, what in [("searched", "over tiles"), ("whole", "without tiles")]:
-        spent = {
-            f"{row['step']} at {row['share']:.0%}, {row['means']}": row[f"{key}_seconds"] for row in rows
-        }
-        longest = max(spent, key=spent.__getitem__)
-        above = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds > limit)
-        lines += ["", f"Longest search {what}: {spent[longest]:.1f} s ({longest})."]
-        lines += [f"Above {limit:g} s: {above or 'none'}."]
+    names = [f"{row['step']} at {row['share']:.0%}, {row['means']}" for row in rows]
+    spent = [row["searched_seconds"] + row["whole_seconds"] for row in rows]
+    longest = max(range(len(rows)), key=spent.__getitem__)
+    pairs = zip(names, spent, strict=True)
+    above = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in pairs if seconds > limit)
+    lines += ["", f"Longest search, with and without tiles: {spent[longest]:.1f} s ({names[longest]})."]
+    lines += [f"Above {limit:g} s: {above or 'none'}."]
     return "\n".join(lines) + "\n"
 
 

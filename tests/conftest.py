@@ -1,6 +1,10 @@
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCUMENTS = Path(__file__).parent.parent / "examples" / "documents"
 

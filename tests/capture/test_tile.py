@@ -141,7 +141,7 @@ def test_a_budget_that_cannot_be_met_tells_why_tiles_do_not_help(model, function
             function,
             model,
             torch.randn(64, 4),
-            budget=1200,
+            budget=1500,
             only="recompute,tile",
             cost="estimated",
             time_limit=1,

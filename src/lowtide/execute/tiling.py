@@ -56,6 +56,8 @@ _GOOD_ENOUGH = 0.1
 """Where a loop over the ending of a step adds no more than this, the whole step is not cut."""
 _LESS = 0.97
 """Smaller tiles must need less than this share of what larger ones need, or no more are tried."""
+_CERTAIN = 0.85
+"""Tiles are not tried that would not fit even if they needed this share of what larger ones let expect."""
 _PATIENCE = 8
 """All of the search, with capturing and measuring, takes no more than so many times the time limit."""
 _SAMPLES = 8
@@ -166,6 +168,10 @@ class _Search:
     """Ways in a row that needed hardly less than others before, and did not fit."""
     least: float = math.inf
     """What the best way to cut would have needed, where it did not fit."""
+    needed: int = 0
+    """What the last way to cut would have needed, where it did not fit."""
+    ratio: float = 0.0
+    """How much more than their working set tiles have needed that did not fit."""
     channels_last: bool | None = None
     """How images lie in memory inside tiles; None: not known yet which way is faster."""
     inner: Inner | None = None
@@ -220,6 +226,7 @@ class _Search:
         self.worse = self.vain = 0
         self.cutter.issue = 0.0  # other operators, on average
         self.least = self.largest = math.inf
+        self.ratio = 0.0
         for number, parts in enumerate(ways):
             self.inner = inside(number) if nest else None
             if self.done() or not self.attempt(tiling, parts):
@@ -241,14 +248,22 @@ class _Search:
         resident = Memory(with_state(self.joint.graph, self.state)).resident_bytes
         if shape.working_bytes + beside + resident > self.budget or shape.elements > _ELEMENTS:
             return True
-        return self.tried(tiling, boxes, beside)
+        if _CERTAIN * self.ratio * shape.working_bytes + beside + resident > self.budget:
+            return True
+        going_on = self.tried(tiling, boxes, beside)
+        if self.needed:  # it did not fit
+            ratio = (self.needed - beside - resident) / shape.working_bytes
+            self.ratio = min(self.ratio or ratio, ratio)
+        return going_on
 
     def tried(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> bool:
         """Plan with these tiles; False where smaller ones cannot help any more."""
+        self.needed = 0
         try:
             plan, inner = self._planned(tiling, boxes, beside)
         except InfeasibleError as error:
-            needed = self.budget + error.smallest_budget - error.budget  # a tile has a budget of its own
+            # a tile has a budget of its own
+            needed = self.needed = self.budget + error.smallest_budget - error.budget
             if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
                 self.refused = InfeasibleError(
                     f"none that was tried fits; {len(boxes)} of them would need {format_bytes(needed)}",
