@@ -1,7 +1,7 @@
 """The planners of others: every Program is valid and inside its budget, and costs what can be counted by hand."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import PlanError
@@ -14,7 +14,7 @@ from lowtide.plan.baselines.dtr import dtr
 from lowtide.plan.baselines.keep_all import keep_all
 from lowtide.plan.baselines.lower_sets import MOST_SETS, lower_sets_approximate, lower_sets_exact
 from lowtide.plan.check import check
-from lowtide.plan.plain import recompute_all, store_all
+from lowtide.plan.plain import kept_throughout, recompute_all, store_all
 from lowtide.plan.program import Run
 from lowtide.plan.simulate import simulate
 from tests.plan.baselines.graphs import chain, unit_seconds
@@ -53,6 +53,14 @@ def in_stages(graph, program):
                 first.add(line.op)
                 last = -1
     return True
+
+
+def stays_through_a_view(graph):
+    """Whether one of several results of an operator stays through a view: the integer program counts it again
+    where the operator runs again for another result."""
+    kept, owner = set(kept_throughout(graph)), graph.storages()
+    stays = {owner[t] for t in kept} - kept
+    return any(len(op.outputs) > 1 and stays.intersection(op.outputs) for op in graph.ops)
 
 
 def test_the_names_and_their_order_are_pinned():
@@ -192,6 +200,7 @@ def test_the_best_is_the_cheapest_and_the_first_of_equals():
 @given(training_steps(), st.data())
 @settings(max_examples=60, deadline=None)
 def test_checkmate_is_never_above_the_others(graph, data):
+    assume(not stays_through_a_view(graph))
     seconds = [float(data.draw(st.integers(0, 9))) for _ in graph.ops]
     workspace = data.draw(st.sampled_from([(), [data.draw(st.integers(0, 20)) for _ in graph.ops]]))
     plain = peak(graph, store_all(graph), workspace)
