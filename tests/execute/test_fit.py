@@ -85,7 +85,7 @@ def test_the_backend_takes_a_budget():
 def test_other_shapes_are_planned_when_they_come():
     model = network()
     twin = copy.deepcopy(model)
-    step = lowtide.fit(loss, model, batch(), budget="60%", time_limit=2)
+    step = lowtide.fit(loss, model, batch(), budget="60%", time_limit=1)
     first = step.plan
     for rows in (128, 64, 128):
         assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))

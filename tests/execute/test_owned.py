@@ -25,7 +25,7 @@ from tests.execute.tiles import outcome, owning, program_of
 replace = msgspec.structs.replace
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [1, 3])
 def test_random_networks(seed):
     model, (x, *_), _, _ = drawn(seed, mean)
     x.requires_grad_()
