@@ -14,15 +14,21 @@ from lowtide.errors import CaptureError, PlanError, RunError
 from lowtide.execute import tiling
 from lowtide.execute.tiled import run_tiles
 from lowtide.graph import LOOP, Rect
-from lowtide.graph.tiles import Cut
+from lowtide.graph.tiles import Cut, tile_input
 from lowtide.plan.check import check
 from lowtide.plan.program import Loop, Program
 from lowtide.plan.simulate import simulate
-from tests.execute.test_outside import applied, fresh, largest, middle, normalised, weighted  # noqa: F401
+from tests.execute.test_outside import applied, largest, middle, normalised, weighted
 from tests.execute.test_random_tiles import drawn, mean
 from tests.execute.tiles import outcome, owning, program_of
 
 replace = msgspec.structs.replace
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("seed", [1, 3])
@@ -93,6 +99,20 @@ def test_linear_operators_of_the_same_shape_behind_the_region():
     assert largest(model, x, [weighted], (1, 1, 2, 2), end=layer, own=owning((3, 2))) < 1e-10
 
 
+def test_until_the_first_of_two_layers_of_one_shape():
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1), nn.AvgPool2d(2))
+    x = torch.randn(1, 1, 8, 8, requires_grad=True)
+    graph = capture(lambda model, x: model(x).sum(), model, x).joint.graph
+    for name, behind in (("0", 1), ("1", 0)):
+        tiling = tile_input(graph, Cut((2, 2)), name)
+        backward = [op for op in graph.ops if op.kind == "aten.convolution_backward"]
+        made = [op for op in backward if tiling.given in op.outputs]
+        assert len(made) == behind  # the pooling's gradient is that of the second layer's result
+        assert [op.kind for k in tiling.ops if (op := graph.ops[k]) in backward] == [
+            "aten.convolution_backward"
+        ] * (2 - behind)
+
+
 def test_a_run_needs_one_number_as_loss():
     model, x = nn.Conv2d(1, 2, 3), torch.randn(1, 1, 9, 9)
     with pytest.raises(RunError, match="must be a single number"):
@@ -144,6 +164,16 @@ def test_boxes_that_do_not_cover_the_input_once_are_refused():
         ]
         with pytest.raises(PlanError, match=words):
             check(whole.graph, replace(program, backward=tuple(lines)))
+
+
+def test_a_tile_without_other_gradients_says_what_to_do():
+    model, x = nn.Conv2d(2, 2, 3, padding=1), torch.randn(1, 2, 8, 8, requires_grad=True)
+
+    def loss(model, x):
+        return torch.cat([model(x), x.flip(2)], 2).square().sum()
+
+    with pytest.raises(CaptureError, match="cannot own boxes of 'x': .* nothing that has a gradient; cut by"):
+        run_tiles(loss, model, (x,), Cut((2, 2)), own="input")
 
 
 def test_what_cannot_be_owned_is_refused():

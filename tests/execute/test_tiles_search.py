@@ -1,6 +1,9 @@
 """Which ways to cut a step the search tries."""
 
+import time
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -10,8 +13,13 @@ from torch import nn
 import lowtide
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
+from lowtide.execute import tiling
 from lowtide.execute.cutting import Cutter
+from lowtide.execute.geometry import Geometry
+from lowtide.execute.planning import Settings
+from lowtide.graph import Graph
 from lowtide.plan import tile
+from lowtide.plan.plan import Side
 
 
 def test_tokens_that_attend_to_each_other_hold_no_loops(monkeypatch):
@@ -67,3 +75,85 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(monkeypatch):
     assert plan.decisions.tiles
     assert limits[0] > 0
     assert limits[1:] == [0.0] * len(limits[1:])
+
+
+def test_ctrl_c_while_tiles_are_captured_keeps_the_best_plan(monkeypatch):
+    calls, cut_up = [], Cutter.cut_up
+
+    def stopped(self, *args, **how):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return cut_up(self, *args, **how)
+
+    monkeypatch.setattr(Cutter, "cut_up", stopped)
+    plan = images("70%").plan
+    assert len(calls) == 2
+    assert plan.interrupted
+    assert plan.decisions.tiles
+    monkeypatch.setattr(Cutter, "cut_up", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        images("70%")
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+class Sized(tiling._Search):
+    """A search that captures nothing: a part of n needs 8 times a working set of 1000 / n bytes."""
+
+    tried_parts: ClassVar[list] = []
+
+    def tried(self, cut, boxes, beside):
+        self.tried_parts.append(len(boxes))
+        self.needed = 8 * 1000 // len(boxes)
+        if self.needed <= self.budget:
+            self.needed, self.best = 0, "a plan"
+        return True
+
+
+def parts_tried(budget, monkeypatch, **changed):
+    """The numbers of parts that are captured for a budget, of 2, 4, 8, ... 64."""
+    graph = Graph((), ())
+    whole = SimpleNamespace(boxes=lambda parts: range(parts[0]))
+    room = SimpleNamespace(beside_bytes=lambda: 0)
+    monkeypatch.setattr(tiling, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 1, 1.0, 1.0))
+    monkeypatch.setattr(Sized, "tried_parts", [])
+    search = Sized(
+        SimpleNamespace(graph=graph), SimpleNamespace(), room, Settings.of("1GB"), budget, Side(8000, 1.0)
+    )
+    for name, value in changed.items():
+        setattr(search, name, value)
+    search.attempts(whole, [(2**k,) for k in range(1, 7)])
+    return search.tried_parts
+
+
+def test_tiles_that_surely_do_not_fit_are_not_captured(monkeypatch):
+    assert parts_tried(4000, monkeypatch) == [2, 4, 8, 16, 32, 64]
+    assert parts_tried(510, monkeypatch) == [2, 16, 32, 64]
+    assert parts_tried(126, monkeypatch) == [8, 64]  # of 2 and 4 not even one operator fits
+    assert parts_tried(430, monkeypatch) == [4, 16, 32, 64]  # 16 need 500, no more than 15% above it
+    assert parts_tried(16, monkeypatch) == [64]
+
+
+def test_with_a_plan_the_search_ends_sooner(monkeypatch):
+    long_ago = time.monotonic() - 25  # of a time limit of 10 s
+    assert parts_tried(1000, monkeypatch, began=long_ago) == [2, 8]
+    assert parts_tried(1000, monkeypatch, began=long_ago - 60) == []
+
+
+def images(budget):
+    """Eight images, which are cut apart."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 1, 3, padding=1))
+    return lowtide.fit(
+        lambda model, x: model(x).square().mean(),
+        model,
+        torch.randn(8, 1, 16, 16),
+        budget=budget,
+        only="recompute,tile",
+        cost="estimated",
+        time_limit=1,
+        cache=False,
+    )

@@ -9,6 +9,7 @@ from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Tensor
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.check import check
+from lowtide.plan.in_place import with_in_place
 from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Drop, Program, Run
 from lowtide.plan.schedule import evaluate
@@ -125,6 +126,12 @@ def test_what_runs_for_the_first_time_is_not_part_of_a_short_run():
     assert flags(joined) == [False, False, False, True, True, True]
     early = Program((Run(0), Drop((2,)), *AGAIN))
     assert flags(with_joined(chain(), early, {0, 1, 2})) == [False, True, False, False]
+
+
+def test_what_is_part_of_a_short_run_stays_so_when_operators_are_put_in_place():
+    joined = with_joined(chain(), Program((*FIRST, *AGAIN)), {0, 1, 2})
+    assert with_in_place(chain(), joined, ()).forward[-len(AGAIN) :] == joined.forward[-len(AGAIN) :]
+    assert with_in_place(chain(), joined, (1, 2)) == joined
 
 
 @pytest.mark.parametrize(

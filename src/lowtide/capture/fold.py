@@ -92,10 +92,6 @@ class Fold(ABC):
     def called(self, op: Op, call: Call) -> Call:
         """How an operator of the step is called: the loop by what it stands for."""
 
-    def axes(self, which: int) -> Sequence[int]:  # noqa: ARG002  of all its loops but one
-        """Lengths of the axes that the tiles of a loop cover."""
-        return self.tiling.axes
-
     def joint(self, change: Change | None = None) -> Joint:
         """The step, with a change to it once it is differentiated."""
         old, root = self.old, nn.Module()
@@ -180,9 +176,8 @@ class Fold(ABC):
         for k, op in enumerate(ops):
             calls[k] = self.called(op, calls[k])
             if op.kind == LOOP:
-                values, which = calls[k].args
-                calls[k] = replace(calls[k], args=tuple(values))
-                attributes = op.attributes | {"axes": list(self.axes(which))}
+                calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
+                attributes = op.attributes | {"axes": list(calls[k].target.axes)}
                 ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
         return replace(
             made,

@@ -49,6 +49,8 @@ class Region:
     """Positions of what the weight of all targets is made from."""
     gradients: tuple[tuple[int, torch.Tensor], ...]
     """Tensors of the step that get gradients, and how those lie in memory."""
+    axes: tuple[int, ...]
+    """Lengths of what its tiles cover."""
     narrow: bool = False
     """Whether tiles compute in float16, where small gradients are lost unless the loss is scaled up."""
     came: list[torch.Tensor] = field(default_factory=list)
@@ -124,6 +126,7 @@ class _Fold(Fold):
             total[0] if total else None,
             tuple(self.given.index(t) for t in total[1]) if total else (),
             tuple((t, dense(values[t])) for t in self.wanted),
+            tiling.axes,
             any(value.dtype is torch.float16 for tile in tiles for value in tile.joint.values),
         )
 

@@ -41,9 +41,11 @@ class Half:
     gradients: tuple[int, ...] | None
     """Tensors of the step that the loop gives gradients of; None: it gives the result."""
     first: int
-    """How many bodies of the other loop come before those of this one."""
+    """How many bodies of other loops come before those of this one."""
     end: str
     """The tensor of the step that the region ends at."""
+    axes: tuple[int, ...]
+    """Lengths of what its tiles cover: the result, or the input that they own."""
     own: str = ""
     """The input whose gradient its tiles make side by side; none: they add to gradients."""
 
@@ -85,30 +87,28 @@ class _Applied(nn.Module):
 
 class _Fold(Fold):
     def __init__(self, tiling: Tiling, halves: Halves, idle: Sequence[int] = ()) -> None:
-        first, second, own = tuple(halves.forward), tuple(halves.backward), tuple(halves.owned)
-        super().__init__(tiling, (*first, *second, *own), idle)
-        values, graph = self.old.values, self.old.graph
+        super().__init__(tiling, (*halves.forward, *halves.backward, *halves.owned), idle)
+        values, result = self.old.values, tiling.result
         places = {t: k for k, t in enumerate(self.given)}
-        self.before = Half(first, places, (dense(values[tiling.result]),), None, 0, tiling.ends)
+
+        def half(tiles: Sequence[Tile], gradients: tuple[int, ...] | None, count: int, own: str = "") -> Half:
+            like = tuple(dense(values[t]) for t in ((result,) if gradients is None else gradients))
+            axes = tuple(like[0].shape) if own else tiling.axes
+            return Half(tuple(tiles), places, like, gradients, count, tiling.ends, axes, own)
+
+        self.before = half(halves.forward, None, 0)
         count = len(self.before.bodies)
         self.after: list[Half] = []
-        self.owned = halves.own
-        added = tuple(t for t in self.wanted if t != self.owned)
+        added = tuple(t for t in self.wanted if t != halves.own)
         if added:
-            gradients = tuple(dense(values[t]) for t in added)
-            self.after.append(Half(second, places, gradients, added, count, tiling.ends))
+            self.after.append(half(halves.backward, added, count))
             count += len(self.after[0].bodies)
-        if self.owned is not None:
-            name, like = graph.tensors[self.owned].id, (dense(values[self.owned]),)
-            self.after.append(Half(own, places, like, (self.owned,), count, tiling.ends, name))
+        if halves.own is not None:
+            name = self.old.graph.tensors[halves.own].id
+            self.after.append(half(halves.owned, (halves.own,), count, name))
 
     def region(self) -> nn.Module:
         return _Applied(self.before, self.after)
-
-    def axes(self, which: int) -> Sequence[int]:
-        if which and self.owned is not None:
-            return self.old.graph.tensors[self.owned].shape or ()
-        return self.tiling.axes
 
     def called(self, op: Op, call: Call) -> Call:
         if op.kind != LOOP:
@@ -125,10 +125,12 @@ def in_halves(
     ``change`` is made to it once it is differentiated. With ``own`` tiles own boxes of an input.
     """
     halves = halves_of(tiling, boxes, own)
-    made = _Fold(tiling, halves).joint()
+    fold = _Fold(tiling, halves)
+    made = fold.joint()
     idle = idle_leaves(tiling.joint, made)
     if idle or change is not None:
-        made = _Fold(tiling, halves, idle).joint(change)
-    if sum(op.kind == LOOP for op in made.graph.ops) < (2 if own is None else 2 + bool(halves.backward)):
+        fold = _Fold(tiling, halves, idle)
+        made = fold.joint(change)
+    if not fold.after or sum(op.kind == LOOP for op in made.graph.ops) <= len(fold.after):
         raise CaptureError("nothing that has a gradient comes of the part that would be in tiles")
     return made

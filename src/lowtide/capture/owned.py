@@ -56,10 +56,17 @@ def halves_of(tiling: Tiling, boxes: Sequence[Rect], own: Owned | None = None) -
         return Halves(forward, [tiling.tile(box, known, again, "backward") for box in boxes])
     leaf = _leaf(tiling, own.name)
     if not any(t == leaf for tile in forward for t, _ in tile.given):
-        raise CaptureError(f"{tiling.graph.tensors[leaf].label!r} does not go into the tiles")
+        label = tiling.graph.tensors[leaf].label
+        raise CaptureError(f"{label!r} does not go into the tiles, which cannot own it; cut by output")
     others = tiling.differentiable - {leaf}
     read = any(t in others for tile in forward for t, _ in tile.given)
-    backward = [tiling.tile(box, known, again, "backward", others) for box in boxes] if read else []
+    try:
+        backward = [tiling.tile(box, known, again, "backward", others) for box in boxes] if read else []
+    except CaptureError as error:
+        label = tiling.graph.tensors[leaf].label
+        raise CaptureError(
+            f"tiles cannot own boxes of {label!r}: of the other gradients, {error}; cut by output"
+        ) from error
     owned = [
         tiling.tile(reach, known, again, "owned", (leaf,), (leaf, box))
         for box, reach in zip(own.boxes, _reaches(tiling, leaf, own.boxes), strict=True)

@@ -131,7 +131,7 @@ def _ran(target: str, cut: Cut, until: str, own: Own) -> dict[str, Any]:
         from lowtide.execute.tiled import run_tiles
     built = zoo.build(target)
     if not built.trains:
-        raise TileError(f"{built.name} has no backward pass: --run compares the gradients of a training step")
+        raise TileError(f"{built.name} has no backward pass, and --run compares gradients: leave it out")
     return asdict(run_tiles(built.loss, built.model, built.batch, cut, until=until, own=own))
 
 

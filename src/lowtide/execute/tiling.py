@@ -42,10 +42,10 @@ _SPLIT = 1.1
 """Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
 _PROBE = 0.1
 """Of the time that is left, for one way to cut; the best of them gets the rest."""
-_SHORTEST = 0.02
-"""Of the time limit, for a way to cut where no time is left and no plan is found."""
 _PROBE_AROUND = 0.3
 """The same where most of the step is around the tiles."""
+_SHORTEST = 0.02
+"""Of the time limit, for a way to cut where no time is left and no plan is found."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
 _IMAGE = 3
@@ -59,7 +59,9 @@ _LESS = 0.97
 _CERTAIN = 0.85
 """Tiles are not tried that would not fit even if they needed this share of what larger ones let expect."""
 _PATIENCE = 8
-"""All of the search, with capturing and measuring, takes no more than so many times the time limit."""
+"""Time limits, with capturing and measuring, after which the search ends."""
+_CONTENT = 2
+"""The same where a plan is found."""
 _SAMPLES = 8
 """So many tiles stand for all of a way to cut."""
 _ELEMENTS = 2**31 - 1
@@ -183,7 +185,7 @@ class _Search:
     over: float = 0.0
     """Seconds that it took beyond."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the planning of a way: no more are tried."""
+    """Whether Ctrl-C came: no more ways are tried."""
 
     def left(self) -> float:
         """Seconds that planning may still take."""
@@ -191,7 +193,8 @@ class _Search:
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
-        late = time.monotonic() - self.began > _PATIENCE * self.settings.time_limit
+        patience = _PATIENCE if self.best is None else _CONTENT
+        late = time.monotonic() - self.began > patience * self.settings.time_limit
         spent = self.best is not None and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
 
@@ -229,8 +232,13 @@ class _Search:
         self.ratio = 0.0
         for number, parts in enumerate(ways):
             self.inner = inside(number) if nest else None
-            if self.done() or not self.attempt(tiling, parts):
-                break
+            try:
+                if self.done() or not self.attempt(tiling, parts):
+                    break
+            except KeyboardInterrupt:
+                if self.best is None:
+                    raise
+                self.interrupted = True
         self.inner = None
 
     def attempt(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:

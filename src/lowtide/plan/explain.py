@@ -24,7 +24,8 @@ def explain(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     graph = plan.graph
     smallest = format_bytes(plan.smallest_budget_bytes)
-    least = "this plan needs" if plan.decisions.tiles else "smallest that works"
+    looked_for = plan.smallest_budget_bytes < plan.predicted.peak_bytes
+    least = "smallest that works" if looked_for and not plan.decisions.tiles else "this plan needs"
     yield f"budget     {format_bytes(plan.budget_bytes)}; {least} {smallest}"
     yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_seconds(plan.plain.seconds)}"
     took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"

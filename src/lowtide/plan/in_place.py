@@ -39,7 +39,8 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
 
     Safe where the input is dropped right after, nobody else is on its storage (no view of it, nothing kept
     for backward), and the operator reads it once. ``able`` names operators whose first output may take the
-    place of their first input: same shape, type and layout. What the Program said before does not count.
+    place of their first input: same shape, type and layout. What the Program said before does not count, but
+    of short runs, which stay as they are.
     """
     memory = Memory(graph)
     kept = set(kept_throughout(graph))
@@ -53,11 +54,15 @@ def with_in_place(graph: Graph, program: Program, able: Collection[int]) -> Prog
             memory.move(line)
             found.append(line)
             continue
+        if line.short:  # it is part of a kernel that gives the result as it is planned
+            memory.run(line)
+            found.append(line)
+            continue
         op = graph.ops[line.op]
         following = lines[position + 1] if position + 1 < len(lines) else None
         dropped = following.tensors if isinstance(following, Drop) else ()
         crosses = position + 1 == len(program.forward)
-        chosen = Run(line.op, short=line.short and "short" in op.attributes)
+        chosen = Run(line.op)
         if line.op in able and op.inputs and not crosses:
             source = op.inputs[0]
             alone = memory.holders.get(memory.storage_of.get(source, -1)) == 1

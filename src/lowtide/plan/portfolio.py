@@ -49,6 +49,8 @@ _LARGE = 300
 """From so many operators on, a cut program may leave a little open."""
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
+_ENDING = 0.96
+"""Of the time limit, after which nothing new is begun: what has begun may take a little longer."""
 _RESERVE = 0.3
 """Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
 _PROOF = 0.1
@@ -175,7 +177,7 @@ class _Search:
 
     def left(self) -> float:
         """Seconds to the deadline."""
-        return self.time_limit - (time.monotonic() - self.began)
+        return _ENDING * self.time_limit - (time.monotonic() - self.began)
 
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
@@ -222,7 +224,7 @@ class _Search:
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""
         known = None if self.best is None else self.best.cost
-        deadline = self.began + self.time_limit
+        deadline = self.began + _ENDING * self.time_limit
         result = exact(self.problem, self.budget, known=known, states=states, deadline=deadline)
         self.bound = max(self.bound, result.bound)
         if result.runs is not None:

@@ -142,20 +142,28 @@ def _gradient_of(
     """The gradient of a result, among what backward makes on its way to an input, operators with results.
 
     It is the first value of the result's shape that is computed neither from the result and what is in front
-    of it, nor before something that reads what is behind it.
+    of it, nor before something that belongs behind it: that reads what is made or read there alone, or has
+    the name of an operator there.
     """
     forward = _phase(graph, Phase.FORWARD)
-    inside = {t for k in forward if before.intersection(graph.ops[k].outputs) for t in graph.ops[k].outputs}
-    behind = {end}
+    front = [k for k in forward if before.intersection(graph.ops[k].outputs)]
+    inside = {t for k in front for t in graph.ops[k].outputs}
+    behind, later = {end}, list[int]()
     for k in forward:
-        behind |= {t for t in graph.ops[k].outputs if reads_of(graph.ops[k], accesses[k], (t,)) & behind}
+        made_there = {t for t in graph.ops[k].outputs if reads_of(graph.ops[k], accesses[k], (t,)) & behind}
+        behind |= made_there
+        later += [k] if made_there and k not in front else []
+    behind |= {t for k in later for t in graph.ops[k].inputs} - {
+        t for k in front for t in graph.ops[k].inputs
+    }
+    names = {graph.ops[k].name for k in later} - {graph.ops[k].name for k in front} - {""}
     found = None
     for k, output in made:
         reads = reads_of(graph.ops[k], accesses[k], (output,))
         if reads & inside:
             inside.add(output)
             continue
-        if reads & behind:
+        if reads & behind or graph.ops[k].name in names:
             found = None
         if found is None and graph.tensors[output].shape == graph.tensors[end].shape:
             found = output
