@@ -53,9 +53,10 @@ def curve(base: Plan, only: tuple[str, ...], time_limit: float) -> Sweep:
     )
 
 
-def measured(name: str, results: Path) -> list[tuple[float, float, str]]:
-    """Peak in GiB, time over eager, and the way, of what was run of this network."""
-    rows = json.loads(results.read_text())["rows"] if results.is_file() else []
+def measured(name: str, device: str) -> list[tuple[float, float, str]]:
+    """Peak in GiB, time over eager, and the way, of what budgets.py has run of this network."""
+    files = sorted(RESULTS.glob(f"budgets*-{device}.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     return [
         (row["measured"]["peak_bytes"] / 2**30, row["ratio"], row["way"])
         for row in rows
@@ -63,7 +64,7 @@ def measured(name: str, results: Path) -> list[tuple[float, float, str]]:
     ]
 
 
-def picture(curves: dict[str, dict[str, Any]], path: Path, results: Path) -> None:
+def picture(curves: dict[str, dict[str, Any]], path: Path, device: str) -> None:
     """One panel a network: peak against time, bounds dashed."""
     import matplotlib as mpl
 
@@ -79,7 +80,7 @@ def picture(curves: dict[str, dict[str, Any]], path: Path, results: Path) -> Non
                 times = [1 + point[key] for point in found["points"]]
                 label = f"{means.replace(',', ' and ')}, {word}"
                 panel.plot(memory, times, style, color=COLOURS[means], markersize=3.5, label=label)
-        points = measured(name, results)
+        points = measured(name, device)
         limit = 1.15 * max(1 + p["overhead"] for f in by_means.values() for p in f["points"])
         for memory, ratio, way in points:
             mark = "D" if way.startswith("lowtide") else "x"
@@ -116,7 +117,7 @@ def main() -> None:
         command = f"python benchmarks/curves.py --name {chosen.name}"
         document = {"date": str(date.today()), "command": command, "curves": curves}
         write_atomically(stored, json.dumps(document, indent=1).encode() + b"\n")
-    picture(curves, RESULTS / f"curves-{chosen.name}.svg", RESULTS / f"budgets-{chosen.name}.json")
+    picture(curves, RESULTS / f"curves-{chosen.name}.svg", chosen.name)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def row(name: str, share: str, means: str, device: str, time_limit: float) -> di
         "runs": found.runs,
         "operators": found.operators,
         "bitwise": found.bitwise,
+        "loss_equal": found.loss_equal,
         "max_rel_grad_diff": found.max_rel_grad_diff,
     }
 
@@ -113,7 +114,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             one["share"] if one["fits"] else f"{one['budget_bytes'] / one['plain_bytes']:.0%}, the smallest"
         )
         ratio = one["predicted_bytes"] / one["measured_bytes"]
-        same = "yes" if one["bitwise"] else f"no, {one['max_rel_grad_diff']:.1e}"
+        loss = "" if one["loss_equal"] else ", nor the loss"
+        same = "yes" if one["bitwise"] else f"no, {one['max_rel_grad_diff']:.1e}{loss}"
         lines.append(
             f"| `{one['target']}` | {one['means']} | {share} | {one['runs']} | {one['operators']} | "
             f"{one['offloaded']} | {ratio:.4f} | {same} |"

@@ -53,7 +53,7 @@ from lowtide.plan.search import Found, Link, search  # noqa: E402
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
 ZOO = ["unet", "alexnet", "vgg19", "resnet50", "resnet152", "gpt2", "densenet161:batch=8"]
-ZOO += ["locallyconnected", "convpool"]
+ZOO += ["locallyconnected", "convpool", "vgg16body"]
 SHARES = [0.7, 0.5, 0.35, 0.25]
 REPEATING = ["resnet152", "gpt2", "vgg19"]
 LIMITS = [1.0, 3.0, 10.0]
