@@ -1,5 +1,6 @@
 """Which ways to cut a step the search tries."""
 
+import dataclasses
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -13,9 +14,9 @@ from torch import nn
 import lowtide
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
-from lowtide.execute import tiling
+from lowtide.execute import regions, tiling
 from lowtide.execute.cutting import Cutter
-from lowtide.execute.geometry import Geometry
+from lowtide.execute.geometry import Geometry, geometry
 from lowtide.execute.planning import Settings
 from lowtide.graph import Graph
 from lowtide.plan import tile
@@ -118,7 +119,7 @@ def parts_tried(budget, monkeypatch, **changed):
     graph = Graph((), ())
     whole = SimpleNamespace(boxes=lambda parts: range(parts[0]))
     room = SimpleNamespace(beside_bytes=lambda: 0)
-    monkeypatch.setattr(tiling, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 1, 1.0, 1.0))
+    monkeypatch.setattr(tiling, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, 1.0, 1.0))
     monkeypatch.setattr(Sized, "tried_parts", [])
     search = Sized(
         SimpleNamespace(graph=graph), SimpleNamespace(), room, Settings.of("1GB"), budget, Side(8000, 1.0)
@@ -157,3 +158,56 @@ def images(budget):
         time_limit=1,
         cache=False,
     )
+
+
+class Positions(nn.Module):
+    """Of the parameter for places a tile takes its own part."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(64, 32))
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    def forward(self, x):
+        return self.layers(x + self.places)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)), (32, 8)),
+        (Positions(), (64, 32)),
+    ],
+    ids=["linear", "positions"],
+)
+def test_ways_that_gradients_alone_rule_out_have_no_plan(model, shape, monkeypatch):
+    """With all of them tried, none is found below what was taken for impossible."""
+    torch._dynamo.reset()
+    x, looked, attempt = torch.randn(shape), [], tiling._Search.attempt
+
+    def watched(self, cut, parts):
+        found = geometry(cut, cut.boxes(parts))
+        leaves = sum(one.numel() * 4 for one in (*model.parameters(), x))
+        looked.append(leaves + found.gradient_bytes)
+        return attempt(self, cut, parts)
+
+    def without(cut, boxes, samples):
+        return dataclasses.replace(geometry(cut, boxes, samples), gradient_bytes=0)
+
+    monkeypatch.setattr(regions, "counts", lambda length: [length // 4] if length > 4 else [])
+    monkeypatch.setattr(tiling._Search, "attempt", watched)
+    monkeypatch.setattr(tiling, "geometry", without)
+    fit = partial(
+        lowtide.fit,
+        lambda model, x: model(x).square().sum(),
+        model,
+        x,
+        only="recompute,tile",
+        cost="estimated",
+        time_limit=1,
+        cache=False,
+    )
+    fit(budget="70%")
+    torch._dynamo.reset()
+    with pytest.raises(InfeasibleError, match="none that was tried fits"):
+        fit(budget=f"{min(looked) - 1}B")

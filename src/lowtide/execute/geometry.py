@@ -19,6 +19,8 @@ class Geometry:
 
     working_bytes: int
     """What an operator reads and writes at once, the most in any tile."""
+    gradient_bytes: int
+    """Sums of gradients that tiles add to, with the largest that one tile makes beside them."""
     elements: int
     """Of the largest tensor that a tile makes."""
     overlap: float
@@ -39,6 +41,7 @@ def geometry(tiling: Tiling, boxes: Sequence[Rect], samples: int | None = None) 
     times = len(boxes) / len(counted)
     return Geometry(
         max(tile.working for tile in tiles),
+        max(tile.gradients for tile in tiles),
         max(tile.largest for tile in tiles),
         times * sum(tile.made for tile in counted) / max(1, whole.made),
         times * sum(tile.read for tile in counted) / max(1, whole.read),
@@ -56,6 +59,7 @@ class _Tile:
     read: int = 0
     largest: int = 0
     working: int = 0
+    gradients: int = 0
 
 
 def _tile(tiling: Tiling, over: Rect) -> _Tile:
@@ -63,6 +67,9 @@ def _tile(tiling: Tiling, over: Rect) -> _Tile:
     needed, before = tiling.needed(over)
     size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
     found = _Tile(read=sum(box.size for t, box in needed.items() if graph.tensors[t].role is Role.INPUT))
+    added = [t for t in needed if t in tiling.differentiable]
+    found.gradients = sum(graph.tensors[t].bytes for t in added)
+    found.gradients += int(max((size[t] for t in added), default=0))
     for op, _ in tiling.steps:
         outputs = [t for t in op.outputs if t in needed and t not in before]
         new = [t for t in outputs if graph.tensors[t].alias is None]

@@ -254,7 +254,8 @@ class _Search:
         self.largest = shape.working_bytes
         beside = self.room.beside_bytes()
         resident = Memory(with_state(self.joint.graph, self.state)).resident_bytes
-        if shape.working_bytes + beside + resident > self.budget or shape.elements > _ELEMENTS:
+        least = max(shape.working_bytes, shape.gradient_bytes if len(boxes) > 1 else 0)
+        if least + beside + resident > self.budget or shape.elements > _ELEMENTS:
             return True
         if _CERTAIN * self.ratio * shape.working_bytes + beside + resident > self.budget:
             return True

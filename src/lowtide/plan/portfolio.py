@@ -53,6 +53,8 @@ _ENDING = 0.96
 """Of the time limit, after which nothing new is begun: what has begun may take a little longer."""
 _RESERVE = 0.3
 """Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
+_EXACTLY = 0.75
+"""Of the time limit, after which the shortest path is given up where nothing is found before."""
 _PROOF = 0.1
 """Of the time limit, for that proof."""
 REUSED_A_SECOND = 600
@@ -224,7 +226,8 @@ class _Search:
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""
         known = None if self.best is None else self.best.cost
-        deadline = self.began + _ENDING * self.time_limit
+        share = _ENDING if self.best is not None else _EXACTLY
+        deadline = self.began + share * self.time_limit
         result = exact(self.problem, self.budget, known=known, states=states, deadline=deadline)
         self.bound = max(self.bound, result.bound)
         if result.runs is not None:

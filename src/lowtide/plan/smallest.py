@@ -36,12 +36,14 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
         best = min(best, evaluate(problem, start), key=_peak)
     plain = evaluate(problem, ())
     moves = max(10_000, int(12_000_000 * min(1.0, time_limit)) // max(1, len(problem.ops)))
-    fraction, misses = 0.3, 0
+    fraction, misses, took = 0.3, 0, 0.0
     for k in range(40):
-        if best.peak <= floor or time.monotonic() > end or misses >= 8:
+        began = time.monotonic()
+        if best.peak <= floor or began + took > end or misses >= 8:
             break
         target = min(best.peak - 1, int(best.peak - (best.peak - floor) * fraction))
         found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 < 2)
+        took = time.monotonic() - began
         if found is not None and found.peak < best.peak:
             best = found
         else:
