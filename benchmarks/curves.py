@@ -1,6 +1,7 @@
 """Trade-off curves: what a budget costs, from all the memory of the plain step down to the smallest that works.
 
     python benchmarks/curves.py [--name NAME] [--time-limit 10] FILE_OR_TARGET ...
+    python benchmarks/curves.py --name NAME --draw-only     from curves that are stored
 
 A FILE is a plan as `lowtide plan TARGET --budget 100% --only recompute,offload -o FILE` writes it, on this machine or
 another: its operators, their times and the link are taken as they are. A TARGET is planned here first. Stores the curves
@@ -114,7 +115,7 @@ def main() -> None:
             base = base_of(source)
             name = Path(source).stem if Path(source).is_file() else source
             curves[name] = {",".join(only): curve(base, only, chosen.time_limit).as_json() for only in MEANS}
-        command = f"python benchmarks/curves.py --name {chosen.name}"
+        command = " ".join(["python benchmarks/curves.py", *sys.argv[1:]])
         document = {"date": str(date.today()), "command": command, "curves": curves}
         write_atomically(stored, json.dumps(document, indent=1).encode() + b"\n")
     picture(curves, RESULTS / f"curves-{chosen.name}.svg", chosen.name)

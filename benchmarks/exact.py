@@ -115,7 +115,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         ratio = one["predicted_bytes"] / one["measured_bytes"]
         loss = "" if one["loss_equal"] else ", nor the loss"
-        same = "yes" if one["bitwise"] else f"no, {one['max_rel_grad_diff']:.1e}{loss}"
+        same = "yes" if one["bitwise"] else f"no, {one['max_rel_grad_diff'] or 0:.1e}{loss}"
         lines.append(
             f"| `{one['target']}` | {one['means']} | {share} | {one['runs']} | {one['operators']} | "
             f"{one['offloaded']} | {ratio:.4f} | {same} |"

@@ -72,14 +72,14 @@ def test_ctrl_c_ends_a_sweep_with_the_budgets_so_far(tmp_path):
     result = plan("SIGINT", "solving", "--sweep", "-o", str(path))
     assert result.returncode == 0, result.stderr
     assert "Interrupted: these are the budgets that were planned so far" in result.stderr
-    assert "smallest budget with a plan" in result.stdout
+    assert "smallest budget with a known plan" in result.stdout
     assert json.loads(path.read_text())["interrupted"]
 
 
 @pytest.mark.parametrize(
     ("moment", "said"),
     [
-        ("before anything is found", "Interrupted: no plan was found yet, and nothing was written"),
+        ("before anything is found", "Interrupted: no plan is ready yet, and nothing was written"),
         ("writing", "Interrupted"),
     ],
 )

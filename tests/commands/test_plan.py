@@ -66,12 +66,50 @@ def test_a_plan_that_skips_an_operator_is_caught(tmp_path, capsys):
     assert "instruction" in capsys.readouterr().err
 
 
+def test_a_damaged_plan_is_refused_in_a_line(tmp_path, capsys):
+    good, path = tmp_path / "good.json", tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(good)).exit_code == 0
+    for keys, value, said in (
+        (["workspace_bytes"], [1], "1 workspaces for 120 operators"),
+        (["seconds"], [1.0], "1 times for 120 operators"),
+        (["seconds"], [-1.0] * 120, "no amount"),
+        (["graph", "attributes"], {"returned": [1000000]}, "'returned' of its graph"),
+        (["graph", "attributes"], {"updated": "x"}, "'updated' of its graph"),
+        (["graph", "attributes"], {"updated_early": [True]}, "'updated_early' of its graph"),
+        (["graph", "ops", 0, "attributes"], {"updates": [9]}, "does not list inputs"),
+        (["graph", "ops", 0, "attributes"], {"axes": 3}, "does not list lengths"),
+        (["graph", "tensors", 0, "bytes"], -1, "has -1 bytes"),
+        (["beside_bytes"], -(10**12), "beside_bytes is -"),
+        (["able"], [99999], "operator 99999; the step has 120"),
+        (["short"], {"99999": 1.0}, "operator 99999; the step has 120"),
+        (["short"], {"0": -1.0}, "less than no time"),
+        (["offload"], ["zzz"], "'zzz' leave the device; parameters and optimizer may"),
+    ):
+        plan = inner = json.loads(good.read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        path.write_text(json.dumps(plan))
+        with pytest.raises(SystemExit) as caught:
+            main(["check", str(path)])
+        assert caught.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["inf", "nan"])
+def test_a_time_limit_is_a_number_of_seconds(limit, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", SEED, "--cost", "unit", "--budget", "60%", "--time-limit", limit])
+    assert caught.value.code == 2
+    assert f"a time limit of {limit}" in capsys.readouterr().err
+
+
 def test_a_budget_that_is_too_small_exits_3_and_says_what_works(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["plan", SEED, "--cost", "unit", "--budget", "10%"])
     assert caught.value.code == 3
     said = capsys.readouterr().err
-    assert "the smallest budget with a plan is" in said
+    assert "the smallest budget with a known plan is" in said
     assert "live at its peak" in said
     assert "what would help" in said
 

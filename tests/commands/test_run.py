@@ -177,6 +177,9 @@ def test_so_they_do_where_a_budget_is_given(function, problem, own, capsys):
         (("--device", "cud"), "Did you mean 'cuda'"),
         (("--seed", "99999999999999999999999"), "--seed"),
         (("--seed", "x"), "--seed"),
+        (("--only", "recompute"), "--only is for plans: give a --budget too"),
+        (("--offload", "parameters"), "--offload is for plans: give a --budget too"),
+        (("--budget", "50%", "--program", "plain"), "give a --budget or a --program, not both"),
     ],
 )  # fmt: skip
 def test_bad_usage_exits_2_before_anything_runs(arguments, problem, own, capsys, monkeypatch):

@@ -97,6 +97,27 @@ def test_ctrl_c_while_tiles_are_captured_keeps_the_best_plan(monkeypatch):
         images("70%")
 
 
+def test_ctrl_c_while_tiles_are_captured_keeps_the_plan_without_them(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(Cutter, "cut_up", interrupted)
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6)]
+    x, model = torch.randn(256, 8), nn.Sequential(*layers)
+    with pytest.warns(UserWarning, match="interrupted"):
+        plan = lowtide.fit(
+            lambda model, x: model(x).square().mean(),
+            model,
+            x,
+            budget="75%",
+            only="recompute,tile",
+            cost="estimated",
+            time_limit=1,
+            cache=False,
+        ).plan
+    assert plan.interrupted
+    assert plan.decisions.tiles == 0
+    assert "interrupted" in plan.explain()
+
+
 def interrupted(*_, **__):
     raise KeyboardInterrupt
 

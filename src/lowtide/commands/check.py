@@ -6,9 +6,9 @@ import click
 
 from lowtide.commands.common import json_option, print_json
 from lowtide.documents import read_document
-from lowtide.graph import validate
 from lowtide.plan.check import check as check_program
 from lowtide.plan.plan import Plan
+from lowtide.plan.valid import valid_plan
 from lowtide.units import format_bytes
 
 __all__ = ["check"]
@@ -22,8 +22,8 @@ def check(file: str, as_json: bool) -> None:
 
     The checker shares no code with the planner: it counts storages, workspaces and copies by itself.
     """
-    plan = read_document(file, Plan)
-    graph = validate(plan.graph)
+    plan = valid_plan(read_document(file, Plan))
+    graph = plan.graph
     budget = plan.budget_bytes - plan.beside_bytes
     found = check_program(
         graph,

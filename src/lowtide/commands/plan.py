@@ -183,7 +183,7 @@ def _until_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("no plan was found yet, and nothing was written") from None
+        raise KeyboardInterrupt("no plan is ready yet, and nothing was written") from None
     finally:
         if sys.stderr.isatty():
             click.echo("", err=True)
@@ -356,7 +356,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     for point in found.points:
         click.echo(_row(point, found))
     low, floor = format_bytes(found.smallest_budget_bytes), format_bytes(found.floor_bytes)
-    click.echo(f"  smallest budget with a plan: {low}; none exists below {floor}")
+    click.echo(f"  smallest budget with a known plan: {low}; none exists below {floor}")
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -28,14 +28,14 @@ __all__ = ["run"]
 @click.argument("target")
 @click.option(
     "--program",
-    default="plain",
+    default="",
     metavar="NAME|FILE",
     help="What runs the step: plain, recompute-all, or a program in a JSON file [plain].",
 )
 @click.option("--budget", metavar="BYTES", help="Plan for it first: 8GiB, 40% of the plain peak, or auto.")
 @click.option(
     "--only",
-    default="auto",
+    default="",
     metavar="MEANS",
     help="For a budget: recompute, offload, tile, or several: a,b [auto: what fits best].",
 )
@@ -65,8 +65,11 @@ def run(
     """
     check_outputs(save_program, timeline)
     leaving = parse_offload(offload)
-    if leaving and budget is None:
-        raise click.UsageError("--offload is for plans: give a --budget too, as in --budget 50%")
+    for name, given in (("--offload", leaving), ("--only", only)):
+        if given and budget is None:
+            raise click.UsageError(f"{name} is for plans: give a --budget too, as in --budget 50%")
+    if program and budget is not None:
+        raise click.UsageError("give a --budget or a --program, not both")
     with needs_torch("running a step"):
         from lowtide import zoo
         from lowtide.execute.backend import PROGRAMS
@@ -80,20 +83,19 @@ def run(
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
     if budget is not None:
-        if program != "plain":
-            raise click.UsageError("give a --budget or a --program, not both")
         plan = fit(
             built.loss,
             built.model,
             *built.batch,
             budget=budget,
-            only=only,
+            only=only or "auto",
             offload=leaving,
             optimizer=optimizer,
         ).plan
         planner = _planned(plan)
         program = f"inside {format_bytes(plan.budget_bytes)}"
     else:
+        program = program or "plain"
         planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
     found = compare(
         built.model,

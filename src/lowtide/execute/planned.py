@@ -20,7 +20,7 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint
+from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint, warn_interrupted
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of, with_state
 from lowtide.execute.tiling import in_tiles, with_loop
@@ -38,10 +38,12 @@ Watch = Callable[[Interpreter], None]
 Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
 """Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
 
-_WHOLE = 0.5
+_WHOLE = 0.45
 """Of the time limit, for a plan without tiles where they are looked for beside it."""
-_TILES = 0.4
+_TILES = 0.38
 """Of the time limit, for tiles at least."""
+_ALL = 0.95
+"""Of the time limit, for both: what has begun may take a little longer."""
 _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
 
@@ -155,15 +157,19 @@ class Planned:
                 raise
             refused, budget, spent = error, error.budget, error.solve_seconds
             plain = Side(error.plain_peak, error.plain_seconds)
-        if whole is not None and ("tile" not in settings.only or settings.auto):
-            return whole
-        if whole is not None and whole.overhead <= _NO_TILES:
-            return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
-        left = max(_TILES * settings.time_limit, settings.time_limit - spent)
+        if whole is not None and (enough := _good_without_tiles(whole, settings)) is not None:
+            return enough
+        left = max(_TILES * settings.time_limit, _ALL * settings.time_limit - spent)
         try:
             with _untouched(arguments, self._leaves, joint):
                 tiled = in_tiles(joint, arguments, room, settings, budget, plain, state, time_limit=left)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
+        except KeyboardInterrupt:
+            if whole is None:
+                raise
+            warn_interrupted()
+            without = _without_tiles(whole, settings, "the search was interrupted before any were found")
+            return msgspec.structs.replace(without, interrupted=True)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
@@ -174,7 +180,9 @@ class Planned:
             slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
             whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
             return _without_tiles(whole, settings, slower)
-        if kept is not None and not tiled.interrupted:
+        if tiled.interrupted:
+            warn_interrupted()
+        elif kept is not None:
             kept.store(tiled)
         return tiled
 
@@ -214,6 +222,17 @@ class Planned:
         with tracing(TracingContext(mode)):
             inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
             return self._compiler(self._module, self._leaves, inputs, program, watch)
+
+
+def _good_without_tiles(whole: Plan, settings: Settings) -> Plan | None:
+    """The plan without tiles where none are looked for."""
+    if "tile" not in settings.only or settings.auto:
+        return whole
+    if whole.interrupted:
+        return _without_tiles(whole, settings, "not looked for, the search was interrupted")
+    if whole.overhead <= _NO_TILES:
+        return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
+    return None
 
 
 def _without_tiles(plan: Plan, settings: Settings, why: str) -> Plan:

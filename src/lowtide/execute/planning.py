@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ __all__ = [
     "measurable",
     "plan_joint",
     "usual_means",
+    "warn_interrupted",
 ]
 
 _MEASURED_SHARE = 0.8
@@ -101,7 +103,7 @@ class Settings:
             near = did_you_mean(str(cost), ORIGINS)
             raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
         limit, seed = options.get("time_limit", 10.0), options.get("seed", 0)
-        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit >= 0:
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not 0 <= limit < math.inf:
             raise PlanError(f"time_limit={limit!r}: how long to search is a number of seconds")
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= 2**48:
             raise PlanError(f"seed={seed!r}: a seed is a whole number from 0 to {2**48}")
@@ -112,6 +114,11 @@ class Settings:
         if not self.auto:
             return self
         return replace(self, only=tuple(dict.fromkeys([*self.only, *usual_means(device), "tile"])))
+
+
+def warn_interrupted() -> None:
+    """Tell that Ctrl-C has ended a search, where there is a plan all the same."""
+    warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=3)
 
 
 def usual_means(device: str) -> tuple[str, ...]:
@@ -173,7 +180,7 @@ def plan_joint(
         if optional and not fits_host(graph, plan.program):
             plan = made([one for one in means if one != "offload"])
         if plan.interrupted:
-            warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=2)
+            warn_interrupted()
         else:
             kept.store(plan)
     refuse_too_much(graph, plan.program)

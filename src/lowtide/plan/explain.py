@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
@@ -54,13 +55,16 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def _tiles(plan: Plan) -> Iterator[str]:
     """The loop that the step is run as, or why there is none."""
-    for line in plan.program.instructions:
-        if isinstance(line, Loop):
+    loops = [line for line in plan.program.instructions if isinstance(line, Loop)]
+    runs = Counter(line.op for line in loops)
+    for line in loops:
+        if times := runs.pop(line.op, 0):
             op = plan.graph.ops[line.op]
             shapes = " or ".join(dict.fromkeys(_sizes(tile.over.shape) for tile in line.tiles))
             whole, bodies = _sizes(op.attributes.get("axes", ())), len({tile.body for tile in line.tiles})
             programs = f"{bodies} programs" if bodies > 1 else "one program"
-            yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}"
+            often = f", {times} times" if times > 1 else ""
+            yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}{often}"
             begins = ", ".join(line.cut) if line.cut else "the inputs"
             ends = f" at {op.source.file}:{op.source.line}" if op.source else ""
             how = "forward and backward of a tile back to back"

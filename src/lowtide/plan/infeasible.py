@@ -41,13 +41,14 @@ def explained(
         smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
         known, events = min(smallest.budget, known), smallest.events
     known += beside
+    floor = max(error.floor + beside, budget + 1 if error.proven else 0)
     program = with_in_place(graph, lower(problem, events), able)
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes); {'without tiles ' if tiled else ''}the smallest budget with a plan is "
-        f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(error.floor + beside)}",
+        f"({budget} bytes); {'without tiles ' if tiled else ''}the smallest budget with a known plan is "
+        f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
     ]
@@ -61,6 +62,6 @@ def explained(
         "\n".join(lines),
         budget=budget,
         smallest_budget=known,
-        floor=error.floor + beside,
+        floor=floor,
         proven=error.proven,
     )

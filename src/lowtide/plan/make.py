@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Timeline
@@ -89,6 +89,8 @@ def make_plan(
     ``crossing`` whether they may be away between forward and backward. ``tiled`` says that whoever asks tries
     tiles too, should this be infeasible.
     """
+    if not 0 <= time_limit < inf:
+        raise PlanError(f"a time limit of {time_limit}: how long to search is a number of seconds")
     began = time.monotonic()
     problem = _problem(graph, costs, able)
     peak = plain_peak(graph, costs, able) + beside_bytes

@@ -379,7 +379,7 @@ def refusal(problem: Problem, budget: int, known: Smallest, *, proven: bool) -> 
     """What to say where no plan was found: the smallest budget for which there is one."""
     text = "no plan fits" if proven else "no plan was found for"
     error = InfeasibleError(
-        f"{text} {format_bytes(budget)}; the smallest budget with a plan is "
+        f"{text} {format_bytes(budget)}; the smallest budget with a known plan is "
         f"{format_bytes(known.budget)} ({known.budget} bytes)",
         budget=budget,
         smallest_budget=known.budget,

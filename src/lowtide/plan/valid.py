@@ -1,0 +1,74 @@
+"""Says whether a plan from a file contradicts itself, before anything relies on its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from lowtide.errors import PlanError
+from lowtide.graph import Graph, validate
+from lowtide.plan.leaves import MOVABLE
+from lowtide.plan.plan import Plan
+from lowtide.plan.program import Program
+
+__all__ = ["valid_plan"]
+
+_POSITIONS = ("returned", "updated", "updated_early")
+"""Attributes of a graph that list tensors."""
+
+
+def valid_plan(plan: Plan) -> Plan:
+    """The plan itself, or a PlanError (for its graph a GraphError) that names the first contradiction."""
+    for problem in _problems(plan):
+        raise PlanError(f"{problem}: the plan is damaged, or was written by another version; plan again")
+    return plan
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes"):
+        if getattr(plan, name) < 0:
+            yield f"{name} is {getattr(plan, name)}"
+    yield from _figures(plan.graph, plan.workspace_bytes, plan.seconds)
+    ops = len(plan.graph.ops)
+    for k in (*plan.able, *plan.short):
+        if not 0 <= k < ops:
+            yield f"it names operator {k}; the step has {ops}"
+    if not all(_amount(seconds) for seconds in plan.short.values()):
+        yield "a short run takes less than no time, or forever"
+    for word in plan.offload:
+        if word not in MOVABLE:
+            yield f"it lets {word!r} leave the device; {' and '.join(MOVABLE)} may"
+    yield from _bodies(plan.program)
+
+
+def _bodies(program: Program) -> Iterator[str]:
+    for body in program.bodies:
+        yield from _figures(body.graph, body.workspace_bytes, body.seconds)
+        yield from _bodies(body.program)
+
+
+def _figures(graph: Graph, workspace: Sequence[int], seconds: Sequence[float]) -> Iterator[str]:
+    """What is wrong with a graph and with the figures of its operators."""
+    validate(graph)
+    for name in _POSITIONS:
+        listed = graph.attributes.get(name, ())
+        if not _positions(listed, len(graph.tensors)):
+            yield f"the attribute {name!r} of its graph does not list tensors"
+    for op in graph.ops:
+        if not _positions(op.attributes.get("updates", ()), len(op.inputs)):
+            yield f"the attribute 'updates' of {op.label!r} does not list inputs"
+        if not _positions(op.attributes.get("axes", ()), math.inf):
+            yield f"the attribute 'axes' of {op.label!r} does not list lengths"
+    for what, figures in (("workspaces", workspace), ("times", seconds)):
+        if figures and len(figures) != len(graph.ops):
+            yield f"it has {len(figures)} {what} for {len(graph.ops)} operators"
+        if not all(map(_amount, figures)):
+            yield f"one of its {what} is no amount"
+
+
+def _positions(listed: object, count: float) -> bool:
+    return isinstance(listed, list | tuple) and all(type(k) is int and 0 <= k < count for k in listed)
+
+
+def _amount(figure: float) -> bool:
+    return math.isfinite(figure) and figure >= 0
