@@ -99,18 +99,77 @@ def test_linear_operators_of_the_same_shape_behind_the_region():
     assert largest(model, x, [weighted], (1, 1, 2, 2), end=layer, own=owning((3, 2))) < 1e-10
 
 
-def test_until_the_first_of_two_layers_of_one_shape():
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1), nn.AvgPool2d(2))
-    x = torch.randn(1, 1, 8, 8, requires_grad=True)
-    graph = capture(lambda model, x: model(x).sum(), model, x).joint.graph
-    for name, behind in (("0", 1), ("1", 0)):
-        tiling = tile_input(graph, Cut((2, 2)), name)
-        backward = [op for op in graph.ops if op.kind == "aten.convolution_backward"]
-        made = [op for op in backward if tiling.given in op.outputs]
-        assert len(made) == behind  # the pooling's gradient is that of the second layer's result
-        assert [op.kind for k in tiling.ops if (op := graph.ops[k]) in backward] == [
-            "aten.convolution_backward"
-        ] * (2 - behind)
+class Shared(nn.Module):
+    """One layer three times, then another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return self.last(self.layer(self.layer(self.layer(x))))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(4))
+
+    def forward(self, x):
+        x = x + self.b(self.a(x))
+        return x + self.d(self.c(x))
+
+
+class Pooled(nn.Module):
+    """Linear operators without names."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 2, 3, 3))
+
+    def forward(self, x):
+        y = functional.conv2d(functional.conv2d(x, self.weight, padding=1), self.weight, padding=1)
+        return functional.avg_pool2d(functional.avg_pool2d(y, 3, 1, 1) * 2.0, 2)
+
+
+LAYERS = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1), nn.AvgPool2d(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "gradients"),
+    [
+        (LAYERS, {"0": "convolution_backward.0", "1": "avg_pool2d_backward"}),
+        (
+            Shared(),
+            {
+                "convolution": "convolution_backward_2.0",
+                "convolution_1": "convolution_backward_1.0",
+                "convolution_2": "convolution_backward.0",
+            },
+        ),
+        (Residual(), {"b": "add_2", "add": "add_2", "c": "convolution_backward.0", "d": "mul_1"}),
+        (Pooled(), {"convolution": "convolution_backward.0", "convolution_1": "avg_pool2d_backward_1"}),
+    ],
+    ids=["layers", "shared", "residual", "pooled"],
+)
+def test_until_a_layer_tiles_go_back_from_its_gradient(model, gradients):
+    graph = of_squares(model)
+    found = {name: tile_input(graph, Cut((2, 2)), name).given for name in gradients}
+    assert {name: graph.tensors[t].id for name, t in found.items()} == gradients
+
+
+def test_so_they_do_where_nobody_says_what_is_differentiated():
+    graph = of_squares(LAYERS)
+    bare = [{k: v for k, v in op.attributes.items() if k != "differentiates"} for op in graph.ops]
+    ops = (replace(op, attributes=told) for op, told in zip(graph.ops, bare, strict=True))
+    graph = replace(graph, ops=tuple(ops))
+    given = [tile_input(graph, Cut((2, 2)), name).given for name in ("0", "1")]
+    assert [graph.tensors[t].id for t in given] == ["convolution_backward.0", "avg_pool2d_backward"]
+
+
+def of_squares(model):
+    x = torch.randn(1, 2, 8, 8, requires_grad=True)
+    return capture(lambda model, x: model(x).square().mean(), model, x).joint.graph
 
 
 def test_a_run_needs_one_number_as_loss():

@@ -56,6 +56,8 @@ class Builder:
         self.early: list[int] = []
         """Those of them that are written before the end of forward."""
         self._op_of: dict[fx.Node, int] = {}
+        self._forward: dict[int, str] = {}
+        """Operators of forward by the number that autograd gave them, which their backward has too."""
 
     def add_leaf(self, node: fx.Node, name: str, role: Role) -> None:
         """An input, if it is a tensor."""
@@ -131,12 +133,21 @@ class Builder:
                 source=_source(node),
                 attributes=_attributes(node)
                 | ({"updates": sorted(set(map(inputs.index, written)))} if written else {})
-                | _short(node, results),
+                | _short(node, results)
+                | self._differentiated(node, phase),
             )
         )
         several = isinstance(values, tuple | list)
         target = eager_target(node.target)
         self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several))
+
+    def _differentiated(self, node: fx.Node, phase: Phase) -> dict[str, str]:
+        """Which operator of forward one of backward belongs to; sums of gradients belong to the last one."""
+        number: int = node.meta.get("seq_nr", -1)
+        if phase is Phase.FORWARD and number >= 0:
+            self._forward[number] = self.prefix + node.name
+        known = phase is Phase.BACKWARD and number in self._forward
+        return {"differentiates": self._forward[number]} if known else {}
 
     def _add_output(self, node: fx.Node) -> None:
         """A getitem names one of the results of an operator with several."""

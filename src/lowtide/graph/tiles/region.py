@@ -141,15 +141,39 @@ def _gradient_of(
 ) -> int | None:
     """The gradient of a result, among what backward makes on its way to an input, operators with results.
 
+    It is the last value of the result's shape that no backward of what is in front of it has to do with.
+    """
+    front = [k for k in _phase(graph, Phase.FORWARD) if before.intersection(graph.ops[k].outputs)]
+    if not any("differentiates" in graph.ops[k].attributes for k, _ in made):
+        return _guessed(graph, end, front, made, accesses)
+    names = {graph.ops[k].id for k in front}
+    inside: set[int] = set()
+    found = None
+    for k, output in made:
+        op = graph.ops[k]
+        if op.attributes.get("differentiates") in names or reads_of(op, accesses[k], (output,)) & inside:
+            inside.add(output)
+        elif graph.tensors[output].shape == graph.tensors[end].shape:
+            found = output
+    return found
+
+
+def _guessed(
+    graph: Graph,
+    end: int,
+    front: Sequence[int],
+    made: Sequence[tuple[int, int]],
+    accesses: Mapping[int, Access],
+) -> int | None:
+    """The same where operators of backward do not say what they differentiate.
+
     It is the first value of the result's shape that is computed neither from the result and what is in front
     of it, nor before something that belongs behind it: that reads what is made or read there alone, or has
     the name of an operator there.
     """
-    forward = _phase(graph, Phase.FORWARD)
-    front = [k for k in forward if before.intersection(graph.ops[k].outputs)]
     inside = {t for k in front for t in graph.ops[k].outputs}
     behind, later = {end}, list[int]()
-    for k in forward:
+    for k in _phase(graph, Phase.FORWARD):
         made_there = {t for t in graph.ops[k].outputs if reads_of(graph.ops[k], accesses[k], (t,)) & behind}
         behind |= made_there
         later += [k] if made_there and k not in front else []
