@@ -8,6 +8,7 @@ path/to/file.py:function     a function that returns (model, batch, loss)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -113,8 +114,9 @@ def network(name: str) -> Network:
     """What is known about a network: its summary, its keys with defaults, its small settings."""
     if name not in NETWORKS:
         known = ", ".join(NETWORKS)
+        file = ", nor such a file" if "." in name and not Path(name).exists() else ""
         raise TargetError(
-            f"there is no network {name!r}.{did_you_mean(name, NETWORKS)} Networks: {known}; "
+            f"there is no network {name!r}{file}.{did_you_mean(name, NETWORKS)} Networks: {known}; "
             "or a function of your own: path/to/file.py:function"
         )
     return NETWORKS[name]
