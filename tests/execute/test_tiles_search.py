@@ -71,7 +71,8 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(monkeypatch):
         return msgspec.structs.replace(plan, interrupted=len(limits) == 1)
 
     monkeypatch.setattr(tile, "make_plan", stopped)
-    plan = fit().plan
+    with pytest.warns(UserWarning, match="interrupted"):
+        plan = fit().plan
     assert plan.interrupted
     assert plan.decisions.tiles
     assert limits[0] > 0
@@ -88,7 +89,8 @@ def test_ctrl_c_while_tiles_are_captured_keeps_the_best_plan(monkeypatch):
         return cut_up(self, *args, **how)
 
     monkeypatch.setattr(Cutter, "cut_up", stopped)
-    plan = images("70%").plan
+    with pytest.warns(UserWarning, match="interrupted"):
+        plan = images("70%").plan
     assert len(calls) == 2
     assert plan.interrupted
     assert plan.decisions.tiles
