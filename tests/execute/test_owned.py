@@ -120,6 +120,12 @@ class Residual(nn.Module):
         return x + self.d(self.c(x))
 
 
+class Parallel(Residual):
+    def forward(self, x):
+        y = self.c(self.a(x) * self.b(x))
+        return self.d(y) * y.sigmoid() + y
+
+
 class Pooled(nn.Module):
     """Linear operators without names."""
 
@@ -148,9 +154,10 @@ LAYERS = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding
             },
         ),
         (Residual(), {"b": "add_2", "add": "add_2", "c": "convolution_backward.0", "d": "mul_1"}),
+        (Parallel(), {"a": "mul_7", "b": "mul_6", "c": "add_2", "d": "mul_5", "sigmoid": "mul_4"}),
         (Pooled(), {"convolution": "convolution_backward.0", "convolution_1": "avg_pool2d_backward_1"}),
     ],
-    ids=["layers", "shared", "residual", "pooled"],
+    ids=["layers", "shared", "residual", "parallel", "pooled"],
 )
 def test_until_a_layer_tiles_go_back_from_its_gradient(model, gradients):
     graph = of_squares(model)

@@ -142,7 +142,10 @@ class Builder:
         self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several))
 
     def _differentiated(self, node: fx.Node, phase: Phase) -> dict[str, str]:
-        """Which operator of forward one of backward belongs to; sums of gradients belong to the last one."""
+        """Which operator of forward one of backward belongs to.
+
+        Sums of gradients, and backward that users have written, belong to the last one.
+        """
         number: int = node.meta.get("seq_nr", -1)
         if phase is Phase.FORWARD and number >= 0:
             self._forward[number] = self.prefix + node.name

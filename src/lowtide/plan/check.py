@@ -229,7 +229,7 @@ class _State:
             if tensor in self.held and tensor not in self.spoilt:
                 passing += self._size(tensor) if base is None else 0
             elif base is not None:
-                self._place_on(tensor, self.held[base])
+                self._place_on(tensor, self._viewed(op, base))
             elif position == 0 and taken is not None:
                 self._place_on(tensor, taken)
             else:
@@ -242,6 +242,13 @@ class _State:
         self.runs += 1
         extra = self.workspace[line.op] if self.workspace else 0
         self._mark(passing + (self._turned(line, op) if isinstance(line, Loop) else extra))
+
+    def _viewed(self, op: Op, base: int) -> _Storage:
+        if base not in self.held:
+            self._wrong(
+                f"{op.label!r} gives a view of {self.graph.tensors[base].label!r}, which is not there"
+            )
+        return self.held[base]
 
     def _turned(self, line: Loop, op: Op) -> int:
         """The most that a tile takes. Boxes must cover the axes once, and every body must be able to run."""

@@ -17,6 +17,10 @@ _POSITIONS = ("returned", "updated", "updated_early")
 """Attributes of a graph that list tensors."""
 
 
+_MOST = 1 << 63
+"""No figure is that large."""
+
+
 def valid_plan(plan: Plan) -> Plan:
     """The plan itself, or a PlanError (for its graph a GraphError) that names the first contradiction."""
     for problem in _problems(plan):
@@ -26,8 +30,8 @@ def valid_plan(plan: Plan) -> Plan:
 
 def _problems(plan: Plan) -> Iterator[str]:
     for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes"):
-        if getattr(plan, name) < 0:
-            yield f"{name} is {getattr(plan, name)}"
+        if not _amount(getattr(plan, name)):
+            yield f"{name} is no amount"
     yield from _figures(plan.graph, plan.workspace_bytes, plan.seconds)
     ops = len(plan.graph.ops)
     for k in (*plan.able, *plan.short):
@@ -71,4 +75,4 @@ def _positions(listed: object, count: float) -> bool:
 
 
 def _amount(figure: float) -> bool:
-    return math.isfinite(figure) and figure >= 0
+    return 0 <= figure < _MOST

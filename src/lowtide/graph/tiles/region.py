@@ -10,7 +10,7 @@ from lowtide.errors import TileError
 from lowtide.graph.access import Access, access
 from lowtide.graph.tiles.types import Cut
 from lowtide.graph.tiles.walk import ancestors, reads_of
-from lowtide.graph.types import Graph, Phase, Role
+from lowtide.graph.types import RESIDENT_ROLES, Graph, Phase, Role
 from lowtide.suggest import did_you_mean
 
 __all__ = [
@@ -136,26 +136,43 @@ def gradient_region(graph: Graph, end: int, leaf: int, accesses: Mapping[int, Ac
     return Region(wanted, tuple(used), {k: accesses[k] for k in used}, given)
 
 
+_PASSES = frozenset({"aten.add", "aten.alias", "aten.clone"})
+"""Kinds whose backward passes a gradient on as it is."""
+
+
 def _gradient_of(
     graph: Graph, end: int, before: set[int], made: Sequence[tuple[int, int]], accesses: Mapping[int, Access]
 ) -> int | None:
-    """The gradient of a result, among what backward makes on its way to an input, operators with results.
+    """The gradient of a result: what the operators of backward read that differentiate its operator.
 
-    It is the last value of the result's shape that no backward of what is in front of it has to do with.
+    Where none do, the operator passes its gradient on as it is, to an input that nobody else reads. Where
+    operators do not say what they differentiate, the gradient is told from what backward makes on its way to
+    an input, operators with results.
     """
-    front = [k for k in _phase(graph, Phase.FORWARD) if before.intersection(graph.ops[k].outputs)]
-    if not any("differentiates" in graph.ops[k].attributes for k, _ in made):
-        return _guessed(graph, end, front, made, accesses)
-    names = {graph.ops[k].id for k in front}
-    inside: set[int] = set()
-    found = None
-    for k, output in made:
-        op = graph.ops[k]
-        if op.attributes.get("differentiates") in names or reads_of(op, accesses[k], (output,)) & inside:
-            inside.add(output)
-        elif graph.tensors[output].shape == graph.tensors[end].shape:
-            found = output
-    return found
+    forward, shape = _phase(graph, Phase.FORWARD), graph.tensors[end].shape
+    maker = {t: k for k in forward for t in graph.ops[k].outputs}
+    readers = Counter(t for k in forward for t in graph.ops[k].inputs)
+    own = end
+    while own in maker:
+        name = graph.ops[maker[own]].id
+        group = [op for op in graph.ops if op.attributes.get("differentiates") == name]
+        if group:
+            inner = {t for op in group for t in op.outputs}
+            read = {t for op in group for t in op.reads if t not in maker and t not in inner}
+            come = [t for t in read if graph.tensors[t].shape == shape and _comes_back(graph, t)]
+            if len(come) == 1:
+                return come[0]
+            break
+        inputs = graph.ops[maker[own]].inputs if graph.ops[maker[own]].kind in _PASSES else ()
+        passed = [t for t in inputs if t in before and readers[t] == 1 and graph.tensors[t].shape == shape]
+        own = passed[0] if passed else -1
+    front = [k for k in forward if before.intersection(graph.ops[k].outputs)]
+    return _guessed(graph, end, front, made, accesses)
+
+
+def _comes_back(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor that forward does not make is one of backward, or given to it from outside."""
+    return graph.tensors[tensor].role not in RESIDENT_ROLES
 
 
 def _guessed(
@@ -165,7 +182,7 @@ def _guessed(
     made: Sequence[tuple[int, int]],
     accesses: Mapping[int, Access],
 ) -> int | None:
-    """The same where operators of backward do not say what they differentiate.
+    """The gradient of a result, told from what backward reads.
 
     It is the first value of the result's shape that is computed neither from the result and what is in front
     of it, nor before something that belongs behind it: that reads what is made or read there alone, or has
