@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
+from lowtide.plan.check_extra import random_again, restorable_bytes
 from lowtide.plan.check_short import wrong_short
 from lowtide.plan.check_tiles import wrong_tiles
 from lowtide.plan.program import Drop, Loop, Program, Run, Send
@@ -114,9 +115,9 @@ class _State:
         for t in range(len(graph.tensors)):
             if self.root[t] != t and self.leaf[t] and t not in made:
                 self._place_on(t, self.held[self.root[t]])
-        self.restorable = self._restorable()
+        self.restorable = restorable_bytes(self.graph)
         self.live += self._beside() + self.restorable
-        self.states = self._states()
+        self.states = random_again(self.graph, self.program)
         self._mark(0)
 
     # what is there
@@ -181,25 +182,6 @@ class _State:
                 reads = set(op.reads) - passed
                 old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
         return (4 * _CUDA_GRANULE if cuda else 0) + sum(self._size(t) for t in old)
-
-    def _restorable(self) -> int:
-        """What forward updates on its way is copied into one block for each kind of number."""
-        blocks: dict[tuple[str, str | None], int] = {}
-        for t in self.graph.attributes.get("updated_early", ()):
-            one = self.graph.tensors[t]
-            blocks[one.device, one.dtype] = blocks.get((one.device, one.dtype), 0) + one.bytes
-        cuda = {key: -(-size // _CUDA_GRANULE) * _CUDA_GRANULE for key, size in blocks.items()}
-        return sum(cuda[key] if key[0].startswith("cuda") else size for key, size in blocks.items())
-
-    def _states(self) -> set[int]:
-        """Random operators on the host that run twice: the generator's state is kept from their first run."""
-        count: dict[int, int] = {}
-        for line in self.program.instructions:
-            if isinstance(line, Run) and 0 <= line.op < len(self.graph.ops):
-                count[line.op] = count.get(line.op, 0) + 1
-        ops = self.graph.ops
-        twice = [op for op, n in count.items() if n > 1 and ops[op].attributes.get("random")]
-        return {op for op in twice if ops[op].device.startswith("cpu")}
 
     # the instructions
 
