@@ -5,6 +5,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from lowtide import zoo
 from lowtide.commands.main import cli, main
 from tests.commands.refusal import refused
 
@@ -62,7 +63,10 @@ def test_a_program_of_another_step_exits_2(tmp_path, capsys):
         (["nowhere.py:step"], "nowhere.py"),
         (["convpool", "--budget", "90%", "--offload", "parameter"], "Did you mean 'parameters'"),
         (["convpool", "--offload", "parameters"], "give a --budget too"),
-        (["locallyconnected", "--budget", "90%", "--offload", "optimizer"], "an update of its own"),
+        (
+            [zoo.small("locallyconnected"), "--budget", "90%", "--offload", "optimizer"],
+            "an update of its own",
+        ),
     ],
 )
 def test_bad_targets_exit_2(arguments, message, capsys):
