@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 NUMBERS = [
     b"-1", b"0", b"1", b"999999999999999999999999", b"9223372036854775808", b"1e308", b"1e999", b"-0",
     b"00", b"0x10", b"NaN", b"null", b"3.5", b"\xd9\xa3", b"2147483648", b"99999999", b"",
@@ -124,9 +126,16 @@ def _place(root: Any, path: Path) -> tuple[Any, Any]:
     return root, path[-1]
 
 
+def _written(root: Any) -> bytes:
+    try:
+        return msgspec.json.encode(root)
+    except OverflowError:  # a number that only Python holds
+        return json.dumps(root).encode()
+
+
 def structure(rng: random.Random, data: bytes) -> bytes:
     """Change, drop, copy or double a member of a JSON document."""
-    root = json.loads(data)
+    root = msgspec.json.decode(data)
     paths = _paths(data)
     for _ in range(rng.choice([1, 1, 1, 3])):
         try:
@@ -146,7 +155,7 @@ def structure(rng: random.Random, data: bytes) -> bytes:
         except (KeyError, IndexError, TypeError):  # an earlier change has taken it away
             continue
     try:
-        return json.dumps(root).encode()
+        return _written(root)
     except (ValueError, RecursionError):  # a member was copied into itself
         return data
 
