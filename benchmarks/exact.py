@@ -43,6 +43,7 @@ TARGETS = (
     "locallyconnected:batch=3,size=17,channels=4,classes=10",
     "convpool",
     "vgg19:batch=32,size=32,classes=10",
+    "vgg16body:batch=2,size=64,width=4",
     "densenet161:batch=8,size=64,classes=10,growth=24,layers=12",
     "gpt2:batch=4,layers=4,width=64,heads=4,length=64,vocab=256",
 )

@@ -40,6 +40,8 @@ Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Wat
 
 _WHOLE = 0.45
 """Of the time limit, for a plan without tiles where they are looked for beside it."""
+_WHOLE_AUTO = 0.6
+"""The same where tiles are only looked for if nothing else fits."""
 _TILES = 0.38
 """Of the time limit, for tiles at least."""
 _ALL = 0.95
@@ -147,7 +149,7 @@ class Planned:
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
-        share = _WHOLE if "tile" in settings.only and not settings.auto else 1.0
+        share = 1.0 if "tile" not in settings.only else _WHOLE_AUTO if settings.auto else _WHOLE
         shorter = replace(settings, time_limit=share * settings.time_limit)
         try:
             whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
-from lowtide.plan.check_extra import random_again, restorable_bytes
+from lowtide.plan.check_extra import CUDA_GRANULE, random_again, restorable_bytes
 from lowtide.plan.check_short import wrong_short
 from lowtide.plan.check_tiles import wrong_tiles
 from lowtide.plan.program import Drop, Loop, Program, Run, Send
@@ -21,7 +21,6 @@ from lowtide.units import format_bytes
 
 __all__ = ["Checked", "check"]
 
-_CUDA_GRANULE = 512
 _GENERATOR_STATE = 5056
 _MAY_LEAVE = {"parameters": Role.PARAMETER, "optimizer": Role.OPTIMIZER}
 
@@ -133,7 +132,7 @@ class _State:
     def _size(self, tensor: int) -> int:
         one = self.graph.tensors[tensor]
         if one.device.startswith("cuda"):
-            return (one.bytes + _CUDA_GRANULE - 1) // _CUDA_GRANULE * _CUDA_GRANULE
+            return (one.bytes + CUDA_GRANULE - 1) // CUDA_GRANULE * CUDA_GRANULE
         return one.bytes
 
     def _new(self, tensor: int) -> _Storage:
@@ -181,7 +180,7 @@ class _State:
                 passed = {op.inputs[k] for k in op.attributes.get("updates", ())}
                 reads = set(op.reads) - passed
                 old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
-        return (4 * _CUDA_GRANULE if cuda else 0) + sum(self._size(t) for t in old)
+        return (4 * CUDA_GRANULE if cuda else 0) + sum(self._size(t) for t in old)
 
     # the instructions
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from lowtide.graph import Graph
 from lowtide.plan.program import Program, Run
 
-__all__ = ["random_again", "restorable_bytes"]
+__all__ = ["CUDA_GRANULE", "random_again", "restorable_bytes"]
 
-_CUDA_GRANULE = 512
+CUDA_GRANULE = 512
+"""The allocator gives memory on CUDA in multiples of so many bytes."""
 
 
 def restorable_bytes(graph: Graph) -> int:
@@ -16,7 +17,7 @@ def restorable_bytes(graph: Graph) -> int:
     for t in graph.attributes.get("updated_early", ()):
         one = graph.tensors[t]
         blocks[one.device, one.dtype] = blocks.get((one.device, one.dtype), 0) + one.bytes
-    cuda = {key: -(-size // _CUDA_GRANULE) * _CUDA_GRANULE for key, size in blocks.items()}
+    cuda = {key: -(-size // CUDA_GRANULE) * CUDA_GRANULE for key, size in blocks.items()}
     return sum(cuda[key] if key[0].startswith("cuda") else size for key, size in blocks.items())
 
 

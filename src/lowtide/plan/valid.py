@@ -15,8 +15,6 @@ __all__ = ["valid_plan"]
 
 _POSITIONS = ("returned", "updated", "updated_early")
 """Attributes of a graph that list tensors."""
-
-
 _MOST = 1 << 63
 """No figure is that large."""
 

@@ -159,7 +159,8 @@ def _gradient_of(
         if group:
             inner = {t for op in group for t in op.outputs}
             read = {t for op in group for t in op.reads if t not in maker and t not in inner}
-            come = [t for t in read if graph.tensors[t].shape == shape and _comes_back(graph, t)]
+            read = {t for t in read if graph.tensors[t].role not in RESIDENT_ROLES}
+            come = [t for t in read if graph.tensors[t].shape == shape]
             if len(come) == 1:
                 return come[0]
             break
@@ -168,11 +169,6 @@ def _gradient_of(
         own = passed[0] if passed else -1
     front = [k for k in forward if before.intersection(graph.ops[k].outputs)]
     return _guessed(graph, end, front, made, accesses)
-
-
-def _comes_back(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor that forward does not make is one of backward, or given to it from outside."""
-    return graph.tensors[tensor].role not in RESIDENT_ROLES
 
 
 def _guessed(
