@@ -27,7 +27,7 @@ from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
-from lowtide.execute import cutting, planned, planning, tiling
+from lowtide.execute import attempts, cutting, planned, planning, tiling
 from lowtide.execute.geometry import geometry
 from lowtide.files import write_atomically
 from plain import machine
@@ -76,7 +76,7 @@ class Clock:
         places = [
             (cutting, "looped", "tiles captured"),
             (planning, "measure", "measured"),
-            (tiling, "plan_loop", "searched"),
+            (attempts, "plan_loop", "searched"),
             (planned, "plan_joint", "whole step planned"),
         ]
         with contextlib.ExitStack() as stack:

@@ -11,12 +11,12 @@ from lowtide.capture.loop import looped
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError
+from lowtide.execute.attempts import Search
 from lowtide.execute.cutting import Cutter
 from lowtide.execute.geometry import geometry
 from lowtide.execute.planning import Settings
 from lowtide.execute.regions import grids
 from lowtide.execute.room import Room
-from lowtide.execute.tiling import _Search
 from lowtide.graph import LOOP
 from lowtide.plan.plan import Side
 
@@ -117,10 +117,10 @@ def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
         tried.append(len(boxes))
         raise InfeasibleError("", budget=1, smallest_budget=2, floor=0)
 
-    monkeypatch.setattr(_Search, "_planned", planned)
+    monkeypatch.setattr(Search, "_planned", planned)
     whole = tiling()
     asked = Room(()), Settings.of("1TB")
     cutter = Cutter(whole.joint, (), *asked)
-    search = _Search(whole.joint, cutter, *asked, 10**12, Side(10**12, 1.0))
+    search = Search(whole.joint, cutter, *asked, 10**12, Side(10**12, 1.0))
     search.attempts(whole, grids(whole))
     assert tried[0] == 16

@@ -14,7 +14,7 @@ from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, PlanError
-from lowtide.execute import tiling
+from lowtide.execute import attempts, tiling
 from lowtide.execute.regions import middles
 from lowtide.graph import LOOP, Phase
 from lowtide.plan.check import check
@@ -253,7 +253,7 @@ def test_boxes_must_cover_the_result_in_both_loops(part):
 def test_fit_keeps_a_module_in_less_than_recomputation_can(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
-    monkeypatch.setattr(tiling, "result_grids", lambda *_: iter([(2, 1, 1, 2)]))
+    monkeypatch.setattr(attempts, "result_grids", lambda *_: iter([(2, 1, 1, 2)]))
     model, x = images()
     asked = {"budget": "50%", "only": "recompute,tile", "time_limit": 0.2}
     step = lowtide.fit(model, x, **asked)
@@ -281,7 +281,7 @@ def test_fit_keeps_a_module_in_less_than_recomputation_can(monkeypatch, tmp_path
 def test_fit_puts_loops_into_tiles_where_a_sample_is_too_large(monkeypatch):
     monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
     for name in ("grids", "middles", "endings"):
-        monkeypatch.setattr(tiling, name, lambda *_: iter(()))
+        monkeypatch.setattr(attempts, name, lambda *_: iter(()))
     layers = [nn.Conv2d(2, 16, 3, padding=1), nn.GELU(), nn.MaxPool2d(6), nn.Flatten(), nn.Linear(576, 5)]
     model, x = nn.Sequential(*layers), torch.randn(3, 2, 36, 36)
     asked = {

@@ -14,7 +14,7 @@ from torch import nn
 import lowtide
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
-from lowtide.execute import regions, tiling
+from lowtide.execute import attempts, regions
 from lowtide.execute.cutting import Cutter
 from lowtide.execute.geometry import Geometry, geometry
 from lowtide.execute.planning import Settings
@@ -90,13 +90,13 @@ def test_ctrl_c_while_tiles_are_captured_keeps_the_best_plan(monkeypatch):
 
     monkeypatch.setattr(Cutter, "cut_up", stopped)
     with pytest.warns(UserWarning, match="interrupted"):
-        plan = images("70%").plan
+        plan = images("52%").plan
     assert len(calls) == 2
     assert plan.interrupted
     assert plan.decisions.tiles
     monkeypatch.setattr(Cutter, "cut_up", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        images("70%")
+        images("52%")
 
 
 def test_ctrl_c_while_tiles_are_captured_keeps_the_plan_without_them(monkeypatch):
@@ -124,7 +124,7 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-class Sized(tiling._Search):
+class Sized(attempts.Search):
     """A search that captures nothing: a part of n needs 8 times a working set of 1000 / n bytes."""
 
     tried_parts: ClassVar[list] = []
@@ -133,19 +133,26 @@ class Sized(tiling._Search):
         self.tried_parts.append(len(boxes))
         self.needed = 8 * 1000 // len(boxes)
         if self.needed <= self.budget:
-            self.needed, self.best = 0, "a plan"
+            self.needed, self.best = 0, SimpleNamespace(overhead=1.0)
         return True
 
 
 def parts_tried(budget, monkeypatch, **changed):
     """The numbers of parts that are captured for a budget, of 2, 4, 8, ... 64."""
     graph = Graph((), ())
-    whole = SimpleNamespace(boxes=lambda parts: range(parts[0]))
+    whole = SimpleNamespace(boxes=lambda parts: range(parts[0]), begins=(), ends="")
     room = SimpleNamespace(beside_bytes=lambda: 0)
-    monkeypatch.setattr(tiling, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, 1.0, 1.0))
+    monkeypatch.setattr(
+        attempts, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, 0.0, 1.0, 1.0)
+    )
     monkeypatch.setattr(Sized, "tried_parts", [])
     search = Sized(
-        SimpleNamespace(graph=graph), SimpleNamespace(), room, Settings.of("1GB"), budget, Side(8000, 1.0)
+        SimpleNamespace(graph=graph),
+        SimpleNamespace(measuring=0.0),
+        room,
+        Settings.of("1GB"),
+        budget,
+        Side(8000, 1.0),
     )
     for name, value in changed.items():
         setattr(search, name, value)
@@ -206,7 +213,7 @@ class Positions(nn.Module):
 def test_ways_that_gradients_alone_rule_out_have_no_plan(model, shape, monkeypatch):
     """With all of them tried, none is found below what was taken for impossible."""
     torch._dynamo.reset()
-    x, looked, attempt = torch.randn(shape), [], tiling._Search.attempt
+    x, looked, attempt = torch.randn(shape), [], attempts.Search.attempt
 
     def watched(self, cut, parts):
         found = geometry(cut, cut.boxes(parts))
@@ -218,8 +225,8 @@ def test_ways_that_gradients_alone_rule_out_have_no_plan(model, shape, monkeypat
         return dataclasses.replace(geometry(cut, boxes, samples), gradient_bytes=0)
 
     monkeypatch.setattr(regions, "counts", lambda length: [length // 4] if length > 4 else [])
-    monkeypatch.setattr(tiling._Search, "attempt", watched)
-    monkeypatch.setattr(tiling, "geometry", without)
+    monkeypatch.setattr(attempts.Search, "attempt", watched)
+    monkeypatch.setattr(attempts, "geometry", without)
     fit = partial(
         lowtide.fit,
         lambda model, x: model(x).square().sum(),

@@ -14,7 +14,7 @@ from lowtide.capture.loop import Region, looped
 from lowtide.capture.step import capture
 from lowtide.capture.tile import Tiling
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.execute import cutting, tiling
+from lowtide.execute import attempts, cutting, tiling
 from lowtide.execute.compare import compare
 from lowtide.execute.planning import Settings
 from lowtide.execute.room import Room
@@ -247,9 +247,9 @@ def test_all_ways_to_cut_share_one_time_limit(tmp_path, monkeypatch):
         return cutting.Way(cutter.joint, [], [], [], False)
 
     monkeypatch.setattr(cutting.Cutter, "cut_up", uncut)
-    monkeypatch.setattr(tiling, "plan_loop", nothing_found)
-    monkeypatch.setattr(tiling, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(tiling, "_CERTAIN", 0.0)  # all ways are tried
+    monkeypatch.setattr(attempts, "plan_loop", nothing_found)
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(attempts, "_CERTAIN", 0.0)  # all ways are tried
     settings = Settings.of("50%", only="recompute,tile", cost="estimated", time_limit=10.0)
     with pytest.raises(InfeasibleError, match="none that was tried fits"):
         tiling.in_tiles(rows_of_64(), (), Room(()), settings, 1 << 40, Side(1 << 41, 1.0))

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
 from lowtide.capture.library import define
+from lowtide.capture.record import recorded
 from lowtide.capture.refusal import traced
 from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
@@ -102,28 +103,51 @@ def _traced(
     forward: Callable[..., Any],
     partition: Callable[..., Any],
 ) -> Joint:
-    """What AOTAutograd shows to one of the two, which raises it."""
-    mode = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with tracing(TracingContext(mode)), traced(), eager_kernels(), torch.enable_grad():
-        with mode:
-            inputs = [_made(one) for one in examples]
-        module = fx.GraphModule(root or nn.Module(), graph)
-        compiler = aot_autograd(
-            fw_compiler=forward,
-            inference_compiler=forward,
-            partition_fn=partition,
-            keep_inference_input_mutations=True,
-        )
+    """What one of the two is shown, which raises it: what was recorded, or else traced by AOTAutograd."""
+    with traced(), eager_kernels(), torch.enable_grad():
         try:
-            compiler(module, inputs)
+            if not _record(graph, examples, root, mode or FakeTensorMode(), forward, partition):
+                traces = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+                with tracing(TracingContext(traces)):
+                    compiler = aot_autograd(
+                        fw_compiler=forward,
+                        inference_compiler=forward,
+                        partition_fn=partition,
+                        keep_inference_input_mutations=True,
+                    )
+                    compiler(fx.GraphModule(root or nn.Module(), graph), _made(examples, traces))
         except _Found as found:
             return found.joint
     raise AssertionError("AOTAutograd asked for no partition")
 
 
-def _made(one: Example) -> torch.Tensor:
-    made = torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=one.device)
-    return made.requires_grad_(one.differentiable)
+def _record(
+    graph: fx.Graph,
+    examples: Sequence[Example],
+    root: nn.Module | None,
+    mode: FakeTensorMode,
+    forward: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> bool:
+    """Show what was recorded; False where it takes AOTAutograd."""
+    made = recorded(graph, root or nn.Module(), _made(examples, mode), mode)
+    if made is None:
+        return False
+    module, count = made
+    if module.graph.find_nodes(op="placeholder")[-1].name.startswith("tangents"):
+        partition(module, None, num_fwd_outputs=count)
+    forward(module, None)
+    return True
+
+
+def _made(examples: Sequence[Example], mode: FakeTensorMode) -> list[torch.Tensor]:
+    with mode:
+        return [
+            torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=one.device).requires_grad_(
+                one.differentiable
+            )
+            for one in examples
+        ]
 
 
 def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = ()) -> Change:

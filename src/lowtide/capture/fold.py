@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
@@ -89,11 +89,27 @@ class Fold(ABC):
         """What the loop is for autograd."""
 
     @abstractmethod
+    def loops(self) -> Hashable:
+        """What tells its loops apart from those of other tiles, seen from around them."""
+
+    @abstractmethod
     def called(self, op: Op, call: Call) -> Call:
         """How an operator of the step is called: the loop by what it stands for."""
 
-    def joint(self, change: Change | None = None) -> Joint:
-        """The step, with a change to it once it is differentiated."""
+    def joint(self, change: Change | None = None, around: dict[Hashable, Joint] | None = None) -> Joint:
+        """The step, with a change to it once it is differentiated.
+
+        ``around`` keeps it, without a change, for folds of the same step that look the same from around.
+        """
+        if around is None or change is not None:
+            return self.aligned(self._differentiated(change))
+        tiling = self.tiling
+        key = type(self), tiling.begins, tiling.ends, tuple(self.given), tuple(self.wanted), self.loops()
+        if key not in around:
+            around[key] = self._differentiated(None)
+        return self.aligned(around[key])
+
+    def _differentiated(self, change: Change | None) -> Joint:
         old, root = self.old, nn.Module()
         inputs = [*(t for t in old.inputs if t is not None), *old.constants]
         for t in inputs:
@@ -113,8 +129,7 @@ class Fold(ABC):
         examples = [_example(old.values[t], t in wants) for t in inputs]
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
-        made = differentiated(self.graph, examples, leaves, change, root=root, mode=mode)
-        return self.aligned(made)
+        return differentiated(self.graph, examples, leaves, change, root=root, mode=mode)
 
     def around(self) -> set[str]:
         """Operators outside the region: what it needs as a whole, what the step gives besides.

@@ -11,7 +11,7 @@ loops (``capture/outside.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -133,6 +133,9 @@ class _Fold(Fold):
     def region(self) -> nn.Module:
         return _Applied(self.loop)
 
+    def loops(self) -> Hashable:
+        return None
+
     def called(self, op: Op, call: Call) -> Call:
         if op.kind == _RATIO:
             return replace(call, target=self.loop.ratio)
@@ -148,20 +151,21 @@ def looped(
     channels_last: bool = False,
     inner: Inner | None = None,
     own: Owned | None = None,
+    around: dict[Hashable, Joint] | None = None,
 ) -> Joint:
     """The step with the part from the ``cut`` tensors to the ``end`` as a loop over these boxes of its axes.
 
     Without any it goes from the inputs to the loss: all of the step. With ``channels_last`` images lie in
     memory that way in tiles. ``inner`` chooses loops inside tiles, where they add up to the loss; ``own`` is
-    an input whose gradient is made side by side, where they do not. A CaptureError names what cannot be in
-    tiles.
+    an input whose gradient is made side by side, where they do not. ``around`` keeps what is the same for
+    other tiles of this step. A CaptureError names what cannot be in tiles.
     """
     tiling = Tiling(joint, cut, end, channels_last=channels_last)
     if end:
-        return in_halves(tiling, boxes, own=own)
+        return in_halves(tiling, boxes, own=own, around=around)
     if own is not None:
         raise CaptureError("tiles that own an input end before the loss")
     tiles = tiling.tiles(boxes, nested(inner) if inner else differentiated)
-    made = _Fold(tiling, tiles).joint()
+    made = _Fold(tiling, tiles).joint(around=around)
     idle = idle_leaves(joint, made)
-    return _Fold(tiling, tiles, idle).joint() if idle else made
+    return _Fold(tiling, tiles, idle).joint(around=around) if idle else made

@@ -10,7 +10,7 @@ boxes of an input, its gradient is left to a third loop, which makes it side by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,6 +110,9 @@ class _Fold(Fold):
     def region(self) -> nn.Module:
         return _Applied(self.before, self.after)
 
+    def loops(self) -> Hashable:
+        return tuple((half.own, half.gradients) for half in self.after)
+
     def called(self, op: Op, call: Call) -> Call:
         if op.kind != LOOP:
             return call
@@ -118,19 +121,24 @@ class _Fold(Fold):
 
 
 def in_halves(
-    tiling: Tiling, boxes: Sequence[Rect], change: Change | None = None, own: Owned | None = None
+    tiling: Tiling,
+    boxes: Sequence[Rect],
+    change: Change | None = None,
+    own: Owned | None = None,
+    around: dict[Hashable, Joint] | None = None,
 ) -> Joint:
     """The step with a region that ends at a tensor as two loops over boxes of that tensor.
 
-    ``change`` is made to it once it is differentiated. With ``own`` tiles own boxes of an input.
+    ``change`` is made to it once it is differentiated. With ``own`` tiles own boxes of an input. ``around``
+    keeps what is the same for other tiles.
     """
     halves = halves_of(tiling, boxes, own)
     fold = _Fold(tiling, halves)
-    made = fold.joint()
+    made = fold.joint(around=around)
     idle = idle_leaves(tiling.joint, made)
     if idle or change is not None:
         fold = _Fold(tiling, halves, idle)
-        made = fold.joint(change)
+        made = fold.joint(change, around)
     if not fold.after or sum(op.kind == LOOP for op in made.graph.ops) <= len(fold.after):
         raise CaptureError("nothing that has a gradient comes of the part that would be in tiles")
     return made

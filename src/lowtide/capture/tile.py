@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add
+from typing import Any
 
 import torch
 from torch import fx
@@ -283,10 +284,10 @@ class Tiling:
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
         held = [parts.get(source) for source in op.inputs]
         more = (over, total) if op is self.adds else ()
+        relation = self.relations[op.outputs[output]]
+        known: dict[str, Any] = {"channels_last": self.channels_last, "relation": relation}
         try:
-            return emit(
-                target, call, op, self.graph, held, wanted, output, *more, channels_last=self.channels_last
-            )
+            return emit(target, call, op, self.graph, held, wanted, output, *more, **known)
         except GraphError as error:  # it reads what the step changes on its way
             raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {error}") from error
 

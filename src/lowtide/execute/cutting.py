@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
+from lowtide.execute.geometry import operators
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import issue_seconds, run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, measurable
@@ -27,7 +31,14 @@ from lowtide.plan.tile import Inside, TileStep
 
 __all__ = ["Cutter", "Way", "around"]
 
+Values = Callable[[], list[torch.Tensor]]
+"""Gives what goes into a loop, made when it is asked for: most of it may be large."""
+
 _CONVOLUTION = "aten.convolution"
+_BOTH = 3
+"""Operators of forward and backward for one of forward."""
+_WRITING = 0.25
+"""What it takes to write an operator of a tile anew, over what it takes to capture it."""
 _REPEATED = 60.0
 """Seconds for measuring the body of most tiles."""
 
@@ -60,6 +71,16 @@ class Cutter:
     settings: Settings
     issue: float = 0.0
     """Seconds in which the host hands over an operator, once a tile was measured."""
+    measuring: float = 0.0
+    """Seconds spent on measuring."""
+    capturing: float = 0.0
+    """Seconds spent on capturing tiles."""
+    captured: float = 0.0
+    """Operators of them."""
+    cut: set[Hashable] = field(default_factory=set)
+    """Regions that were cut before."""
+    around: dict[Hashable, Joint] = field(default_factory=dict)
+    """What is around a region, which is the same whatever tiles it is cut into."""
 
     def faster_layout(self, tiling: Tiling, boxes: Sequence[Rect]) -> bool:
         """Whether images had better lie with channels last than as they do, by the tile in the middle.
@@ -76,12 +97,35 @@ class Cutter:
     ) -> Way:
         """The step in these tiles, with what their operators take."""
         begins, ends = tiling.begins, tiling.ends
-        whole = looped(self.joint, boxes, begins, ends, channels_last=channels_last, inner=inner)
+        how: dict[str, Any] = {"channels_last": channels_last, "inner": inner, "around": self.around}
+        began, amount = time.monotonic(), self._amount(tiling, boxes)
+        with _without_collecting():
+            whole = looped(self.joint, boxes, begins, ends, **how)
+        self.capturing += time.monotonic() - began
+        self.captured += amount
+        self.cut.add((begins, ends))
         loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
         steps, which = self._steps(whole, loops, self.arguments)
         if inner is not None and not any(step.inside for step in steps):
             raise CaptureError("nothing inside of tiles can be cut")
         return Way(whole, loops, steps, which, channels_last)
+
+    def expected(self, tiling: Tiling, boxes: Sequence[Rect]) -> float:
+        """Seconds that capturing a way to cut may take, as others did; 0 before the first."""
+        return self._amount(tiling, boxes) * self.capturing / max(1.0, self.captured)
+
+    def _amount(self, tiling: Tiling, boxes: Sequence[Rect]) -> float:
+        """Operators that are captured: of each body with its backward, and around the loop once.
+
+        Bodies differ in their size, and in whether they are at the edge of an image.
+        """
+        inside, end = operators(tiling), boxes[-1].hi
+        edges = [
+            tuple((lo == 0, hi == last) for (lo, hi), last in zip(box, end, strict=True)) for box in boxes
+        ]
+        bodies = len({(box.shape, edge[1:]) for box, edge in zip(boxes, edges, strict=True)})
+        around = 0 if (tiling.begins, tiling.ends) in self.cut else len(self.joint.graph.ops) - _BOTH * inside
+        return max(1, around) + inside * (_BOTH * bodies + _WRITING * len(boxes))
 
     def _steps(
         self, whole: Joint, loops: Sequence[int], arguments: Sequence[Any]
@@ -92,15 +136,13 @@ class Cutter:
         which: list[list[int]] = []
         for at in loops:
             region: Region | Half = whole.calls[at].target
-            values = _values(whole, at, arguments)
+            values = cache(partial(_values, whole, at, arguments))
             numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
             steps += self._all_measured(region, values, kind)
             which.append([numbers[id(tile.joint)] for tile in region.tiles])
         return steps, which
 
-    def _all_measured(
-        self, region: Region | Half, values: Sequence[torch.Tensor], kind: str
-    ) -> list[TileStep]:
+    def _all_measured(self, region: Region | Half, values: Values, kind: str) -> list[TileStep]:
         """The bodies with their costs: that of most tiles first, the others in the time limit altogether."""
         turns = Counter(id(tile.joint) for tile in region.tiles)
         bodies = list(enumerate(region.bodies))
@@ -117,7 +159,7 @@ class Cutter:
         region: Region | Half,
         number: int,
         body: Joint,
-        values: Sequence[torch.Tensor],
+        values: Values,
         kind: str,
         time_limit: float,
     ) -> TileStep:
@@ -128,17 +170,33 @@ class Cutter:
             inner = Inside(boxes, body.calls[loops[0]].target.end, which, steps)
             return TileStep(body.graph, around(body, kind), able_in_place(body), inner)
         targets = [call.target for call in body.calls]
+        if self.settings.cost != "measured":
+            costs = costs_of(body.graph, targets, kind, None, self.settings.cost)
+            return TileStep(body.graph, costs, able_in_place(body))
+        began = time.monotonic()
         program = measurable(body.graph, targets, kind, self.room)
 
         def run(marker: Marker) -> None:
             assert program is not None
-            run_body(region, number, program, values, marker)
+            run_body(region, number, program, values(), marker)
 
-        measured = run if program else None
-        costs = costs_of(body.graph, targets, kind, measured, self.settings.cost, time_limit)
-        if program and self.settings.cost == "measured" and kind == "cuda" and not self.issue:
-            self.issue = issue_seconds(region, number, program, values)
+        costs = costs_of(body.graph, targets, kind, run if program else None, "measured", time_limit)
+        if program and kind == "cuda" and not self.issue:
+            self.issue = issue_seconds(region, number, program, values())
+        self.measuring += time.monotonic() - began
         return TileStep(body.graph, costs, able_in_place(body), issue=self.issue)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Many objects are made, and all of them are kept: nothing is to be found by looking through them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _middle(boxes: Sequence[Rect]) -> Rect:

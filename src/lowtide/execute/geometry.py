@@ -6,11 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from lowtide.capture.tile import Tiling
 from lowtide.graph import RESIDENT_ROLES, Rect, Role
 
-__all__ = ["Geometry", "geometry", "working"]
+__all__ = ["Geometry", "geometry", "operators", "working"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Geometry:
     """Sums of gradients that tiles add to, with the largest that one tile makes beside them."""
     elements: int
     """Of the largest tensor that a tile makes."""
+    share: float
+    """Elements that the largest tile computes, over those of the whole step."""
     overlap: float
     """Elements that all tiles compute, over those of the whole step."""
     read: float
@@ -35,7 +38,7 @@ def geometry(tiling: Tiling, boxes: Sequence[Rect], samples: int | None = None) 
     if samples is not None and samples < len(looked):
         looked = random.Random(0).sample(looked, samples)  # noqa: S311
         looked.append(max(boxes, key=lambda box: box.size))
-    whole = _tile(tiling, Rect.of_shape(tiling.axes))
+    whole = _whole(tiling)
     tiles = [_tile(tiling, box) for box in looked]
     counted = tiles if samples is None else tiles[:samples]
     times = len(boxes) / len(counted)
@@ -43,9 +46,15 @@ def geometry(tiling: Tiling, boxes: Sequence[Rect], samples: int | None = None) 
         max(tile.working for tile in tiles),
         max(tile.gradients for tile in tiles),
         max(tile.largest for tile in tiles),
+        max(tile.made for tile in tiles) / max(1, whole.made),
         times * sum(tile.made for tile in counted) / max(1, whole.made),
         times * sum(tile.read for tile in counted) / max(1, whole.read),
     )
+
+
+def operators(tiling: Tiling) -> int:
+    """How many operators of forward are in the region."""
+    return _whole(tiling).operators
 
 
 def working(tiling: Tiling, over: Rect) -> int:
@@ -55,11 +64,21 @@ def working(tiling: Tiling, over: Rect) -> int:
 
 @dataclass(slots=True)
 class _Tile:
+    operators: int = 0
     made: int = 0
     read: int = 0
     largest: int = 0
     working: int = 0
     gradients: int = 0
+
+
+_WHOLE: WeakKeyDictionary[Tiling, _Tile] = WeakKeyDictionary()
+
+
+def _whole(tiling: Tiling) -> _Tile:
+    if tiling not in _WHOLE:
+        _WHOLE[tiling] = _tile(tiling, Rect.of_shape(tiling.axes))
+    return _WHOLE[tiling]
 
 
 def _tile(tiling: Tiling, over: Rect) -> _Tile:
@@ -72,6 +91,7 @@ def _tile(tiling: Tiling, over: Rect) -> _Tile:
     found.gradients += int(max((size[t] for t in added), default=0))
     for op, _ in tiling.steps:
         outputs = [t for t in op.outputs if t in needed and t not in before]
+        found.operators += bool(outputs)
         new = [t for t in outputs if graph.tensors[t].alias is None]
         if not new:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -44,7 +45,7 @@ class Rect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each dimension, never negative."""
-        return tuple(max(0, hi - lo) for lo, hi in zip(self.lo, self.hi, strict=True))
+        return tuple([hi - lo if hi > lo else 0 for lo, hi in zip(self.lo, self.hi, strict=True)])
 
     @property
     def size(self) -> int:
@@ -54,7 +55,7 @@ class Rect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     @property
     def empty(self) -> bool:
         """Whether the box holds nothing."""
-        return any(hi <= lo for lo, hi in zip(self.lo, self.hi, strict=True))
+        return any(map(operator.le, self.hi, self.lo))
 
     def _same_rank(self, other: Sequence[int], what: str) -> None:
         if len(other) != self.ndim:
@@ -78,7 +79,8 @@ class Rect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     def contains(self, other: Rect) -> bool:
         """Whether every element of the other box is in this one."""
         self._same_rank(other.lo, "the other Rect")
-        return other.empty or self.hull(other) == self
+        inside = all(map(operator.le, self.lo, other.lo)) and all(map(operator.ge, self.hi, other.hi))
+        return inside or other.empty
 
     def shift(self, by: Sequence[int]) -> Rect:
         """The box moved by a whole number of elements a dimension."""

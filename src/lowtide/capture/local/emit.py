@@ -12,7 +12,7 @@ from lowtide.capture.local.sums import total_weight
 from lowtide.capture.local.table import ADDS_UP, handler, reason
 from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import Graph, Op, Rect
-from lowtide.graph.access import access
+from lowtide.graph.access import Relation, access
 
 __all__ = ["emit", "loss_total", "supported"]
 
@@ -38,6 +38,7 @@ def emit(
     total: fx.Node | None = None,
     *,
     channels_last: bool = False,
+    relation: Relation | None = None,
 ) -> fx.Node:
     """A node with the wanted box of one of the operator's outputs, appended with all that it takes.
 
@@ -45,13 +46,14 @@ def emit(
     nothing is read. ``over`` is a part of the axes that the access relation sums over: the node then holds
     what this part adds to the output. Of a mean over targets ``total`` is the weight of all of them
     (``loss_total``). With ``channels_last`` images lie in memory that way from the first convolution on.
+    ``relation`` is what ``access`` says of this output, where it is known, and that this part is supported.
     """
-    why = reason(op, graph, wanted, output)
+    why = reason(op, graph, wanted, output) if relation is None else None
     if why is not None:
         raise CaptureError(f"{op.label}: {op.kind} cannot be run on parts: {why}")
     write = handler(op)
     assert write is not None
-    relation = access(graph, op).relations[output]
+    relation = relation or access(graph, op).relations[output]
     if wanted.empty or not Rect.of_shape(relation.shape).contains(wanted):
         raise GraphError(f"{op.label}: {wanted} is no part of an output of shape {relation.shape}")
     if over is not None and over.empty:
@@ -59,6 +61,7 @@ def emit(
     over = None if over == Rect.of_shape(relation.sums) else over
     if over is not None and write not in ADDS_UP:
         raise CaptureError(f"{op.label}: {op.kind} cannot be computed as a sum of parts")
+    reach = relation.reach(wanted, over)
     site = Site(
         target,
         call,
@@ -69,8 +72,8 @@ def emit(
         output,
         over,
         total,
-        relation.needs(wanted, over),
-        relation.reach(wanted, over),
+        relation.inside(reach),
+        reach,
         channels_last,
     )
     return write(site)

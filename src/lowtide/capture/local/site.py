@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from lowtide.capture.builder import Call
 from lowtide.errors import GraphError
 from lowtide.graph import Graph, Op, Rect
 
-__all__ = ["Held", "Part", "Site", "bind", "broadcast", "cropped", "replaced", "with_range"]
+__all__ = ["Held", "Part", "Site", "bind", "broadcast", "cropped", "replaced", "signature", "with_range"]
 
 aten = torch.ops.aten
 
@@ -156,11 +157,11 @@ class Site:
         target = function or self.call.target
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for argument in target._schema.arguments:
+        for argument in signature(target):
             value = changed.get(argument.name, self.arguments.get(argument.name))
-            if not argument.kwarg_only:
+            if not argument.by_name:
                 args.append(value)
-            elif value != _default(argument):
+            elif value != argument.default:
                 kwargs[argument.name] = value
         node = self.write(target, *args, **kwargs)
         return self.write(operator.getitem, node, self.output) if self.call.several else node
@@ -188,18 +189,32 @@ def bind(call: Call, op: Op, graph: Graph, parts: Sequence[Part | None]) -> dict
         return [held(item) for item in value] if isinstance(value, list | tuple) else value
 
     found: dict[str, Any] = {}
-    for k, argument in enumerate(call.target._schema.arguments):
+    for k, argument in enumerate(signature(call.target)):
         if k < len(call.args):
             found[argument.name] = held(call.args[k])
         elif argument.name in call.kwargs:
             found[argument.name] = held(call.kwargs[argument.name])
         else:
-            found[argument.name] = _default(argument)
+            found[argument.name] = argument.default
     return found
 
 
-def _default(argument: Any) -> Any:
-    return argument.default_value if argument.has_default_value() else None
+class Argument(NamedTuple):
+    """An argument of a function of torch's."""
+
+    name: str
+    by_name: bool
+    """Whether it can be given by its name alone."""
+    default: Any
+
+
+@cache
+def signature(target: Any) -> tuple[Argument, ...]:
+    """The arguments of a function of torch's."""
+    return tuple(
+        Argument(one.name, one.kwarg_only, one.default_value if one.has_default_value() else None)
+        for one in target._schema.arguments
+    )
 
 
 def shape_of(graph: Graph, tensor: int) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from lowtide.capture.local import creation, layout, moved, resize, rows, sums, windows
-from lowtide.capture.local.site import Site, shape_of
+from lowtide.capture.local.site import Site, shape_of, signature
 from lowtide.graph import Graph, Op, Rect
 
 __all__ = ["ADDS_UP", "Handler", "handler", "reason"]
@@ -88,24 +89,28 @@ _FIRST_ALONE = frozenset(
 
 def target_of(op: Op) -> Any:
     """The function that the operator calls, or None where there is none of that name."""
-    space, _, name = op.kind.partition(".")
+    return _target(op.kind, op.attributes.get("overload") or "default")
+
+
+@cache
+def _target(kind: str, overload: str) -> Any:
+    space, _, name = kind.partition(".")
     packet = getattr(getattr(torch.ops, space), name, None)
-    return getattr(packet, op.attributes.get("overload") or "default", None)
+    return getattr(packet, overload, None)
 
 
 def handler(op: Op) -> Handler | None:
     """What writes the nodes of the operator; None for one that is not known."""
-    target = target_of(op)
     found: Handler | None = _HANDLERS.get(op.kind)
-    if found is None and torch.Tag.pointwise in getattr(target, "tags", ()):
+    if found is None and torch.Tag.pointwise in getattr(target_of(op), "tags", ()):
         return rows.pointwise
     return found
 
 
 def _arguments(op: Op) -> dict[str, Any]:
     """Arguments by name, as the graph has them."""
-    names = [argument.name for argument in target_of(op)._schema.arguments]
     given = op.attributes.get("arguments") or ()
+    names = [argument.name for argument in signature(target_of(op))]
     return dict(zip(names, given, strict=False)) | (op.attributes.get("options") or {})
 
 

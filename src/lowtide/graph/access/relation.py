@@ -42,9 +42,13 @@ class Relation(msgspec.Struct, frozen=True):
 
         ``over`` is the part of the summed axes, all of them unless told.
         """
+        return self.inside(self.reach(rect, over))
+
+    def inside(self, reach: tuple[Rect | None, ...]) -> tuple[Rect | None, ...]:
+        """What is read, of what an output reaches."""
         return tuple(
-            None if reach is None else _normal(reach.clip(shape))
-            for reach, shape in zip(self.reach(rect, over), self.input_shapes, strict=True)
+            None if part is None else _normal(part.clip(shape))
+            for part, shape in zip(reach, self.input_shapes, strict=True)
         )
 
     def reach(self, rect: Rect, over: Rect | None = None) -> tuple[Rect | None, ...]:

@@ -1,0 +1,195 @@
+"""A forward graph of ATen operators and its backward, written down while autograd runs them on shapes.
+
+AOTAutograd traces any function: it looks for inputs that are written over and results that share memory, and
+runs everything several times to be sure. A graph that Lowtide wrote itself has none of that. Running it once,
+with each operator written down below autograd as it comes, gives the same joint graph several times faster.
+Where something comes up that only AOTAutograd can put right, ``None`` says so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["recorded"]
+
+aten = torch.ops.aten
+_FORWARD, _BACKWARD = "is_forward", "is_backward"
+_FROM_CODE = ("stack_trace", "nn_module_stack")
+
+
+class _Beyond(Exception):  # noqa: N818  it ends the recording
+    """Something that a joint graph cannot say as it is."""
+
+
+def recorded(
+    graph: fx.Graph, root: nn.Module, inputs: Sequence[Tensor], mode: FakeTensorMode
+) -> tuple[fx.GraphModule, int] | None:
+    """Forward and backward of the graph for inputs of this mode, in the form of AOTAutograd's joint graph.
+
+    Also how many of its results are those of forward; behind them is for each input its gradient, or None.
+    Where no result has a gradient, there is nothing behind. ``root`` has the modules that the graph calls.
+    None: this takes AOTAutograd.
+    """
+    recorder = _Recorder()
+    for k, value in enumerate(inputs, 1):
+        recorder.leaf(f"primals_{k}", value)
+    try:
+        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast(), mode, recorder:
+            results = recorder.run(graph, root, inputs)
+            if _share_memory([*inputs, *results]):
+                return None
+            gradients = recorder.differentiate(results, inputs)
+        recorder.graph.output((*map(recorder.node, results), *gradients))
+    except Exception:
+        return None
+    recorder.graph.eliminate_dead_code()
+    return _LazyGraphModule(nn.Module(), recorder.graph), len(results)  # nobody runs it: no code is made
+
+
+def _share_memory(values: Sequence[Any]) -> bool:
+    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
+    return len(set(storages)) < len(storages)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.nodes: dict[int, tuple[Tensor, fx.Node]] = {}
+        """What stands for a tensor, by its address: each is held, so that no other gets it."""
+        self.last: fx.Node | None = None
+        """The last input: others come behind it."""
+        self.phase = _FORWARD
+        self.about: Mapping[str, Any] = {}
+        """What is known of the user's code that is run."""
+        self.code: dict[int, Mapping[str, Any]] = {}
+        """The same by the number that autograd gave to an operator."""
+        self.number = -1
+        """That of the last operator of forward, to which sums of gradients belong too."""
+
+    def leaf(self, name: str, value: Tensor) -> None:
+        """An input of the graph."""
+        if self.last is None:
+            node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self.last):
+                node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        self.nodes[id(value)] = value, node
+        self.last = node
+
+    def node(self, value: Any) -> Any:
+        """What stands for a value in the graph."""
+        if not isinstance(value, Tensor):
+            return value
+        try:
+            return self.nodes[id(value)][1]
+        except KeyError:
+            raise _Beyond from None
+
+    def run(self, graph: fx.Graph, root: nn.Module, inputs: Sequence[Tensor]) -> list[Any]:
+        """The results of forward."""
+        values: dict[fx.Node, Any] = {}
+        given = iter(inputs)
+        for node in graph.nodes:
+            if node.op == "output":
+                return list(fx.map_arg(node.args[0], values.__getitem__))
+            if node.op == "placeholder":
+                values[node] = next(given)
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            self.about = {key: node.meta[key] for key in _FROM_CODE if key in node.meta}
+            if node.op == "call_function":
+                values[node] = node.target(*args, **kwargs)
+            elif node.op == "call_module":
+                values[node] = root.get_submodule(str(node.target))(*args, **kwargs)
+            else:
+                raise _Beyond
+        raise AssertionError("a graph ends with its output")
+
+    def differentiate(self, results: Sequence[Any], inputs: Sequence[Tensor]) -> list[fx.Node | None]:
+        """Gradients of the inputs, for gradients of the results that go in behind them."""
+        have = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
+        wanted = [value for value in inputs if value.requires_grad]
+        if not have or not wanted:
+            return []
+        self.phase, self.number = _BACKWARD, _last_number()
+        with torch.no_grad():
+            tangents = [torch.empty_like(value) for value in have]
+        for k, value in enumerate(tangents, 1):
+            self.leaf(f"tangents_{k}", value)
+        found = iter(torch.autograd.grad(have, wanted, tangents, allow_unused=True))
+        return [self._gradient(next(found)) if value.requires_grad else None for value in inputs]
+
+    def _gradient(self, value: Tensor | None) -> fx.Node | None:
+        return None if value is None else self.node(value)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # questions about a tensor
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            raise _Beyond
+        made = func(*args, **kwargs)
+        several = isinstance(made, tuple | list)
+        if not any(isinstance(one, Tensor) for one in (made if several else (made,))):
+            return made
+        if func is aten.detach.default:  # a mark of autograd's on what it keeps
+            self.nodes[id(made)] = made, self.node(args[0])
+            return made
+        told = {key: one for key, one in kwargs.items() if one is not None or key not in _optional(func)}
+        given, named = self._written((args, told))
+        node = self.graph.create_node("call_function", func, given, named, func.overloadpacket.__name__)
+        node.meta = self._meta(made)
+        if not several:
+            self.nodes[id(made)] = made, node
+            return made
+        for k, one in enumerate(made):
+            if isinstance(one, Tensor):
+                item = self.graph.call_function(operator.getitem, (node, k))
+                item.meta = node.meta | {"val": one}
+                self.nodes[id(one)] = one, item
+        return made
+
+    def _written(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._written, value))
+        if isinstance(value, dict):
+            return {key: self._written(one) for key, one in value.items()}
+        return self.node(value)
+
+    def _meta(self, value: Any) -> dict[str, Any]:
+        if self.phase == _FORWARD:
+            number = _last_number()
+            self.code.setdefault(number, self.about)
+            return {"val": value, "seq_nr": number, "partitioner_tag": _FORWARD, **self.about}
+        function = torch._C._current_autograd_node()
+        number = self.number if function is None else function._sequence_nr()
+        about = self.code.get(number, {})
+        known = {"stack_trace": about["stack_trace"]} if "stack_trace" in about else {}
+        if "nn_module_stack" in about:
+            known["fwd_nn_module_stack"] = about["nn_module_stack"]
+        return {"val": value, "seq_nr": number, "partitioner_tag": _BACKWARD, **known}
+
+
+@cache
+def _optional(func: Any) -> frozenset[str]:
+    """Arguments that are None unless they are given."""
+    arguments = func._schema.arguments
+    return frozenset(one.name for one in arguments if one.has_default_value() and one.default_value is None)
+
+
+def _last_number() -> int:
+    """What autograd has numbered last."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
