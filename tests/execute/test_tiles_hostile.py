@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from lowtide.errors import CaptureError, InfeasibleError
-from lowtide.execute import loops, tiling
+from lowtide.execute import attempts, loops
 from lowtide.execute.fit import fit
 from tests.execute.tiles import in_tiles
 
@@ -202,14 +202,14 @@ def classified(model, x, y):
 def hurried(monkeypatch):
     """No time is spent on how small a budget may be, nor on loops that begin or end in the middle."""
     monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
-    monkeypatch.setattr(tiling, "endings", lambda _: [])
-    monkeypatch.setattr(tiling, "middles", lambda _: [])
+    monkeypatch.setattr(attempts, "endings", lambda _: [])
+    monkeypatch.setattr(attempts, "middles", lambda _: [])
 
 
 @pytest.fixture
 def in_four(hurried, monkeypatch):
     """Nothing but four tiles of the whole step is tried."""
-    monkeypatch.setattr(tiling, "grids", lambda _: iter([(4,)]))
+    monkeypatch.setattr(attempts, "grids", lambda _: iter([(4,)]))
 
 
 QUICK = {"only": "recompute,tile", "cost": "estimated", "time_limit": 0.3, "cache": False}
@@ -219,8 +219,8 @@ QUICK = {"only": "recompute,tile", "cost": "estimated", "time_limit": 0.3, "cach
 def test_a_way_to_cut_that_is_impossible_spoils_no_other(monkeypatch):
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
     model, x = nn.Sequential(*layers), torch.randn(4, 3, 16, 16)
-    monkeypatch.setattr(tiling, "grids", lambda _: iter([(4, 1, 1, 1), (4, 1, 2, 2)]))
-    monkeypatch.setattr(tiling, "_GOOD", -1.0)
+    monkeypatch.setattr(attempts, "grids", lambda _: iter([(4, 1, 1, 1), (4, 1, 2, 2)]))
+    monkeypatch.setattr(attempts, "_GOOD", -1.0)
 
     def enlarged(model, x):
         return square(functional.interpolate(model(x), size=(17, 17), mode="bilinear"))

@@ -134,7 +134,8 @@ def _record(
     if made is None:
         return False
     module, count = made
-    if module.graph.find_nodes(op="placeholder")[-1].name.startswith("tangents"):
+    inputs = module.graph.find_nodes(op="placeholder")
+    if any(node.name.startswith("tangents") for node in inputs):
         partition(module, None, num_fwd_outputs=count)
     forward(module, None)
     return True

@@ -188,8 +188,7 @@ class Search:
                 break
         self.inner = None
         self.largest = math.inf
-        good = self.best is not None and self.best.overhead <= _GOOD
-        if put_off and not good and not self.done():
+        if put_off and self.best is None and not self.done():
             self._going_on(tiling, put_off[-1])
 
     def _going_on(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
