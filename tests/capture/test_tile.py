@@ -163,3 +163,60 @@ def test_tiles_that_do_not_fit_say_so_too(tmp_path, monkeypatch):
             cost="estimated",
             time_limit=0.2,
         )
+
+
+class InThirds(nn.Module):
+    """Rows of the first and the last third go through one layer, those between through another."""
+
+    def __init__(self):
+        super().__init__()
+        self.outer, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        first, middle, last = x.split(x.shape[0] // 3)
+        return torch.cat([self.outer(first), self.inner(middle), self.outer(last)])
+
+
+class Placed(nn.Module):
+    """Every row has a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * torch.arange(x.shape[0], device=x.device)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "written"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 12, 3),
+        (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 8, 4),  # the last one is shorter
+        (InThirds(), 12, 10),  # but for the first third they need other parts
+        (InThirds(), 3, 3),
+        (Placed(), 12, 12),
+    ],
+)
+def test_in_a_hurry_tiles_are_the_same(model, count, written, monkeypatch):
+    torch._dynamo.reset()
+    joint = capture(lambda model, x: model(x).square().sum(), model, torch.randn(36, 4)).joint
+    tiling, tile, calls = Tiling(joint), Tiling.tile, []
+
+    def counted(self, over, *more, **how):
+        calls.append(over)
+        return tile(self, over, *more, **how)
+
+    boxes = tiling.boxes((count,))
+    exact = tiling.tiles(boxes)
+    monkeypatch.setattr(Tiling, "tile", counted)
+    hurried = tiling.tiles(boxes, hurried=True)
+    assert len(calls) == written
+
+    def told(tiles):
+        bodies = list({id(one.joint): one.joint for one in tiles}.values())
+        which = [next(k for k, body in enumerate(bodies) if body is one.joint) for one in tiles]
+        graphs = [bodies[k].graph for k in which]
+        return [(one.over, one.given, one.wanted) for one in tiles], graphs, which
+
+    assert told(hurried) == told(exact)

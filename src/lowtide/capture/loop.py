@@ -158,14 +158,16 @@ def looped(
     Without any it goes from the inputs to the loss: all of the step. With ``channels_last`` images lie in
     memory that way in tiles. ``inner`` chooses loops inside tiles, where they add up to the loss; ``own`` is
     an input whose gradient is made side by side, where they do not. ``around`` keeps what is the same for
-    other tiles of this step. A CaptureError names what cannot be in tiles.
+    other tiles of this step, where many ways to cut it are looked at in a hurry. A CaptureError names what
+    cannot be in tiles.
     """
     tiling = Tiling(joint, cut, end, channels_last=channels_last)
     if end:
         return in_halves(tiling, boxes, own=own, around=around)
     if own is not None:
         raise CaptureError("tiles that own an input end before the loss")
-    tiles = tiling.tiles(boxes, nested(inner) if inner else differentiated)
+    hurried = around is not None
+    tiles = tiling.tiles(boxes, nested(inner) if inner else differentiated, hurried=hurried)
     made = _Fold(tiling, tiles).joint(around=around)
     idle = idle_leaves(joint, made)
     return _Fold(tiling, tiles, idle).joint(around=around) if idle else made

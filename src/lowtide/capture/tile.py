@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
 from typing import Any
@@ -35,6 +35,8 @@ aten = torch.ops.aten
 _LINEAR = frozenset(
     f"aten.{name}" for name in ("view", "clone", "neg", "_unsafe_view", "squeeze", "unsqueeze")
 )
+_WRITTEN = 3
+"""So many boxes are looked at before others are taken to be like them."""
 MASKED = "aten.native_dropout"
 """Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
 Differentiate = Callable[[fx.Graph, Sequence[Example], Sequence[Leaf], Change], Joint]
@@ -208,10 +210,29 @@ class Tiling:
         """Whether an operator draws random numbers in this call."""
         return bool(op.attributes.get("random")) and supported(op, self.graph) is not None
 
-    def tiles(self, boxes: Sequence[Rect], make: Differentiate = differentiated) -> list[Tile]:
-        """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes."""
+    def tiles(
+        self, boxes: Sequence[Rect], make: Differentiate = differentiated, *, hurried: bool = False
+    ) -> list[Tile]:
+        """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes.
+
+        In a hurry, boxes along the first axis that need parts of the same sizes are taken to be alike where
+        the first two and the last of them are.
+        """
         known: dict[Hashable, Joint] = {}
-        return [self.tile(box, known, make) for box in boxes]
+        alike = [k for k, box in enumerate(boxes) if box.shape == boxes[0].shape]
+        in_rows = len({(box.lo[1:], box.hi[1:]) for box in boxes}) == 1
+        if not hurried or not in_rows or len(alike) <= _WRITTEN:
+            return [self.tile(box, known, make) for box in boxes]
+        written = {k: self.tile(boxes[k], known, make) for k in {*alike[:2], alike[-1]}}
+        if len({id(one.joint) for one in written.values()}) == 1:
+            first, sizes = written[0], _sizes(self.needed(boxes[0])[0])
+            for k in alike[2:-1]:
+                needed, _ = self.needed(boxes[k])
+                if _sizes(needed) == sizes:
+                    written[k] = replace(
+                        first, over=boxes[k], given=tuple((t, needed[t]) for t, _ in first.given)
+                    )
+        return [written.get(k) or self.tile(box, known, make) for k, box in enumerate(boxes)]
 
     def tile(
         self,
@@ -332,6 +353,10 @@ class Tiling:
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
+
+
+def _sizes(needed: dict[int, Rect]) -> dict[int, tuple[int, ...]]:
+    return {t: box.shape for t, box in needed.items()}
 
 
 def _inside(box: Rect, part: Rect) -> tuple[slice, ...]:

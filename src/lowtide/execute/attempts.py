@@ -141,8 +141,9 @@ class Search:
             self.refused = self.refused or error
 
     def unsatisfied(self) -> bool:
-        """Whether nothing good was found so far."""
-        return self.best is None or self.best.overhead > _GOOD_ENOUGH
+        """Whether nothing good was found so far, and there is time to go on."""
+        in_time = self.left() > _SEARCH * self.settings.time_limit
+        return self.best is None or (self.best.overhead > _GOOD_ENOUGH and in_time)
 
     def try_all(self) -> None:
         """Try the whole step, and parts of it that end before the loss where nothing good is found."""

@@ -37,7 +37,7 @@ Values = Callable[[], list[torch.Tensor]]
 _CONVOLUTION = "aten.convolution"
 _BOTH = 3
 """Operators of forward and backward for one of forward."""
-_WRITING = 0.25
+_WRITING = 0.15
 """What it takes to write an operator of a tile anew, over what it takes to capture it."""
 _REPEATED = 60.0
 """Seconds for measuring the body of most tiles."""
@@ -124,8 +124,9 @@ class Cutter:
             tuple((lo == 0, hi == last) for (lo, hi), last in zip(box, end, strict=True)) for box in boxes
         ]
         bodies = len({(box.shape, edge[1:]) for box, edge in zip(boxes, edges, strict=True)})
-        around = 0 if (tiling.begins, tiling.ends) in self.cut else len(self.joint.graph.ops) - _BOTH * inside
-        return max(1, around) + inside * (_BOTH * bodies + _WRITING * len(boxes))
+        outside = max(len(tiling.leaves), len(self.joint.graph.ops) - _BOTH * inside)
+        around = 0 if (tiling.begins, tiling.ends) in self.cut else outside
+        return 1 + around + inside * (_BOTH * bodies + _WRITING * len(boxes))
 
     def _steps(
         self, whole: Joint, loops: Sequence[int], arguments: Sequence[Any]
