@@ -2,7 +2,7 @@
 
 AOTAutograd traces any function: it looks for inputs that are written over and results that share memory, and
 runs everything several times to be sure. A graph that Lowtide wrote itself has none of that. Running it once,
-with each operator written down below autograd as it comes, gives the same joint graph several times faster.
+with each operator written down below autograd as it comes, gives the same joint graph in less time.
 Where something comes up that only AOTAutograd can put right, ``None`` says so.
 """
 
