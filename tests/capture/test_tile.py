@@ -188,9 +188,23 @@ class Placed(nn.Module):
         return self.layer(x) * torch.arange(x.shape[0], device=x.device)[:, None]
 
 
+class Crossed(nn.Module):
+    """Every row needs one of the first six and one of the last, those between the other way round."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        first, last = x[:12], x[12:24]
+        z, w = torch.cat([first, last, first]), torch.cat([last, first, last])
+        return self.layer(z) * w
+
+
 @pytest.mark.parametrize(
     ("model", "count", "written"),
     [
+        (Crossed(), 12, 7),
         (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 12, 3),
         (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 8, 4),  # the last one is shorter
         (InThirds(), 12, 10),  # but for the first third they need other parts

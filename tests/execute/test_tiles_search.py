@@ -137,13 +137,13 @@ class Sized(attempts.Search):
         return True
 
 
-def parts_tried(budget, monkeypatch, **changed):
+def parts_tried(budget, monkeypatch, share=0.0, **changed):
     """The numbers of parts that are captured for a budget, of 2, 4, 8, ... 64."""
     graph = Graph((), ())
     whole = SimpleNamespace(boxes=lambda parts: range(parts[0]), begins=(), ends="")
     room = SimpleNamespace(beside_bytes=lambda: 0)
     monkeypatch.setattr(
-        attempts, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, 0.0, 1.0, 1.0)
+        attempts, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, share, 1.0, 1.0)
     )
     monkeypatch.setattr(Sized, "tried_parts", [])
     search = Sized(
@@ -166,6 +166,11 @@ def test_tiles_that_surely_do_not_fit_are_not_captured(monkeypatch):
     assert parts_tried(126, monkeypatch) == [8, 64]  # of 2 and 4 not even one operator fits
     assert parts_tried(430, monkeypatch) == [4, 16, 32, 64]  # 16 need 500, no more than 15% above it
     assert parts_tried(16, monkeypatch) == [64]
+
+
+def test_crowded_tiles_are_tried_after_all_from_the_smallest_on(monkeypatch):
+    assert parts_tried(1000, monkeypatch, share=1.0) == [64, 32, 16, 8, 4]  # of 4 parts each needs 2000
+    assert parts_tried(100, monkeypatch, share=1.0) == [64]  # it does not fit, and larger ones do not either
 
 
 def test_with_a_plan_the_search_ends_sooner(monkeypatch):

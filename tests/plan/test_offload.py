@@ -4,7 +4,9 @@ import pytest
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
+from lowtide.plan.budget import parse_budget
 from lowtide.plan.lower import lower
+from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.offload import hurried, trips, with_trips
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.problem import build_problem
@@ -126,3 +128,20 @@ def test_offload_needs_a_link_and_means_need_names():
         search(problem, 25, only={"offload"})
     with pytest.raises(PlanError, match="tiles"):
         search(problem, 25, only={"tiles"})
+
+
+def test_waiting_is_no_whole_number_of_units():
+    """All operators take a second; copies of a few bytes take less, and no bound may say otherwise."""
+    link = Link(1000.0, 1000.0)
+    seconds = (1.0,) * len(CHAIN.ops)
+    for share in ("60%", "75%", "90%"):
+        try:
+            plan = make_plan(CHAIN, Costs(seconds), parse_budget(share), only=["offload"], link=link)
+        except InfeasibleError:
+            continue
+        assert plan.bound.seconds <= plan.predicted.seconds * (1 + 1e-6)
+        if plan.decisions.offloaded:
+            break
+    else:
+        pytest.fail("nothing was offloaded")
+    assert 0 < plan.predicted.seconds - sum(seconds) < 1

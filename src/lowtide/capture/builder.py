@@ -103,9 +103,10 @@ class Builder:
             alias = self._viewed(node)
             self.tensor_of[node] = len(self.tensors)
             results.append(len(self.tensors))
-            self.tensors.append(
-                _tensor(self.prefix + node.name, values, Role.ACTIVATION, alias=alias, source=_source(node))
+            made = _tensor(
+                self.prefix + node.name, values, Role.ACTIVATION, alias=alias, source=_source(node)
             )
+            self.tensors.append(made if alias is not None else _with_gaps(node, made))
             self.values.append(values)
         elif isinstance(values, tuple | list):
             self._op_of[node] = len(self.ops)
@@ -224,6 +225,22 @@ def _tensor(
         alias=alias,
         source=source,
     )
+
+
+_KEEP_GAPS = frozenset({"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
+"""Operators that copy all of the memory under their first input, with what a view of it leaves out.
+
+What torch says of that memory while it traces depends on whether it has seen such a call before.
+"""
+
+
+def _with_gaps(node: fx.Node, made: Tensor) -> Tensor:
+    """The result with all the bytes that it takes."""
+    name = kind_of(node.target).removeprefix("aten.")
+    first = node.args[0].meta.get("val") if name in _KEEP_GAPS and isinstance(node.args[0], fx.Node) else None
+    if not isinstance(first, torch.Tensor) or first.layout is not torch.strided:
+        return made
+    return msgspec.structs.replace(made, bytes=int(first.untyped_storage().nbytes()))
 
 
 def kind_of(target: Any) -> str:

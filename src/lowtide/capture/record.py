@@ -49,7 +49,7 @@ def recorded(
                 return None
             gradients = recorder.differentiate(results, inputs)
         recorder.graph.output((*map(recorder.node, results), *gradients))
-    except Exception:
+    except Exception:  # what is wrong, if anything, AOTAutograd finds too, and tells with the line
         return None
     recorder.graph.eliminate_dead_code()
     return _LazyGraphModule(nn.Module(), recorder.graph), len(results)  # nobody runs it: no code is made
@@ -74,7 +74,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.code: dict[int, Mapping[str, Any]] = {}
         """The same by the number that autograd gave to an operator."""
         self.number = -1
-        """That of the last operator of forward, to which sums of gradients belong too."""
+        """That of the last operator of forward, for what no backward of an operator runs."""
 
     def leaf(self, name: str, value: Tensor) -> None:
         """An input of the graph."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.alike import Reads, form
 from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import Change, Example, accumulating, differentiated, evaluated
 from lowtide.capture.joint import Joint, Leaf
@@ -179,7 +180,13 @@ class Tiling:
 
     def needed(self, over: Rect) -> tuple[dict[int, Rect], set[int]]:
         """The part of every tensor that a box needs; and those among them that are made as a whole before."""
+        needed, before, _ = self._reads(over)
+        return needed, before
+
+    def _reads(self, over: Rect) -> tuple[dict[int, Rect], set[int], Reads]:
+        """The same, and for every result in turn what is read of the inputs of its operator."""
         graph = self.graph
+        read: Reads = []
         box = Rect.of_shape(graph.tensors[self.result].shape or ()) if self.end is None else over
         needed, before = {self.result: box}, set[int]()
         for op, _ in reversed(self.steps):
@@ -196,10 +203,11 @@ class Tiling:
                     before.add(t)
                     continue
                 needs = self.relations[t].needs(needed[t], over if op is self.adds else None)
+                read.append((t, op.inputs, needs))
                 for source, need in zip(op.inputs, needs, strict=True):
                     if need is not None and not need.empty:
                         needed[source] = needed.get(source, need).hull(need)
-        return needed, before
+        return needed, before, read
 
     def may_be_before(self, op: Op, why: str) -> None:
         """What is made as a whole must not depend on anything that has a gradient."""
@@ -215,8 +223,8 @@ class Tiling:
     ) -> list[Tile]:
         """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes.
 
-        In a hurry, boxes along the first axis that need parts of the same sizes are taken to be alike where
-        the first two and the last of them are.
+        In a hurry, boxes along the first axis are taken to be alike where the first two and the last of them
+        are, and what each operator reads is of the same size and at the same place in its part.
         """
         known: dict[Hashable, Joint] = {}
         alike = [k for k, box in enumerate(boxes) if box.shape == boxes[0].shape]
@@ -225,10 +233,10 @@ class Tiling:
             return [self.tile(box, known, make) for box in boxes]
         written = {k: self.tile(boxes[k], known, make) for k in {*alike[:2], alike[-1]}}
         if len({id(one.joint) for one in written.values()}) == 1:
-            first, sizes = written[0], _sizes(self.needed(boxes[0])[0])
+            first, like = written[0], form(*self._reads(boxes[0]))
             for k in alike[2:-1]:
-                needed, _ = self.needed(boxes[k])
-                if _sizes(needed) == sizes:
+                needed, before, read = self._reads(boxes[k])
+                if form(needed, before, read) == like:
                     written[k] = replace(
                         first, over=boxes[k], given=tuple((t, needed[t]) for t, _ in first.given)
                     )
@@ -353,10 +361,6 @@ class Tiling:
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
-
-
-def _sizes(needed: dict[int, Rect]) -> dict[int, tuple[int, ...]]:
-    return {t: box.shape for t, box in needed.items()}
 
 
 def _inside(box: Rect, part: Rect) -> tuple[slice, ...]:

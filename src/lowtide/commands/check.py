@@ -6,6 +6,7 @@ import click
 
 from lowtide.commands.common import json_option, print_json
 from lowtide.documents import read_document
+from lowtide.errors import PlanError
 from lowtide.plan.check import check as check_program
 from lowtide.plan.plan import Plan
 from lowtide.plan.valid import valid_plan
@@ -32,13 +33,18 @@ def check(file: str, as_json: bool) -> None:
         workspace_bytes=plan.workspace_bytes,
         offload=plan.offload,
     )
-    peak = found.peak_bytes + plan.beside_bytes
+    peak, promised = found.peak_bytes + plan.beside_bytes, plan.predicted.peak_bytes
+    if peak > promised:
+        raise PlanError(
+            f"{file}: the plan promises a peak of {format_bytes(promised)} ({promised} bytes) and takes "
+            f"{format_bytes(peak)} ({peak} bytes); plan again"
+        )
     view = {
         "file": file,
         "checked": True,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": peak,
-        "promised_peak_bytes": plan.predicted.peak_bytes,
+        "promised_peak_bytes": promised,
         "runs": found.runs,
         "operators": len(graph.ops),
         "host_bytes": found.host_bytes,

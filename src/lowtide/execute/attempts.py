@@ -178,6 +178,7 @@ class Search:
         self.least = self.largest = math.inf
         self.ratio = 0.0
         put_off: list[tuple[int, ...]] = []
+        before = self.best
         for number, parts in enumerate(ways):
             self.inner = inside(number) if nest else None
             if self.done():
@@ -188,9 +189,19 @@ class Search:
             if not self._going_on(tiling, parts):
                 break
         self.inner = None
-        self.largest = math.inf
-        if put_off and self.best is None and not self.done():
-            self._going_on(tiling, put_off[-1])
+        if self.best is before:
+            self._try_after_all(tiling, put_off)
+
+    def _try_after_all(self, tiling: Tiling, put_off: Sequence[tuple[int, ...]]) -> None:
+        """Plan with the smallest tiles that were put off, and with larger ones as long as that helps."""
+        self.worse = self.vain = 0
+        for parts in reversed(put_off):
+            if self.done() or self.worse or self.vain >= _WORSE:
+                break
+            self.largest, self.needed = math.inf, 0
+            self._going_on(tiling, parts)
+            if self.best is not None and self.needed:
+                break
 
     def _going_on(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """The same as ``attempt``; Ctrl-C ends the search, unless nothing is found yet."""

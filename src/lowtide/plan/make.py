@@ -92,7 +92,7 @@ def make_plan(
     if not 0 <= time_limit < inf:
         raise PlanError(f"a time limit of {time_limit}: how long to search is a number of seconds")
     began = time.monotonic()
-    problem = _problem(graph, costs, able)
+    problem = _problem(graph, costs, able, fine=link is not None)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
@@ -245,10 +245,10 @@ def _refused(
     )
 
 
-def _problem(graph: Graph, costs: Costs, able: Collection[int]) -> Problem:
+def _problem(graph: Graph, costs: Costs, able: Collection[int], *, fine: bool) -> Problem:
     """The problem, with storages released early where another order of the operators does that."""
     workspace = costs.workspace_bytes
-    build = partial(build_problem, graph, costs.seconds, workspace_bytes=workspace, able=able)
+    build = partial(build_problem, graph, costs.seconds, workspace_bytes=workspace, able=able, fine=fine)
     problem = build(short=costs.short)
     order = early_order(problem)
     if order == list(problem.ops):

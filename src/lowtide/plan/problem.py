@@ -124,6 +124,7 @@ def build_problem(
     again: Collection[int] | None = None,
     order: Sequence[int] = (),
     short: Mapping[int, float] | None = None,
+    fine: bool = False,
 ) -> Problem:
     """The Problem of a graph whose operators take so many seconds and so much workspace.
 
@@ -131,11 +132,14 @@ def build_problem(
     default, unless everything after forward is free: running that again would be free as well. An operator
     that updates a tensor in place, or reads one that is updated later, never runs a second time; leaves are
     read as they were before the step. ``order`` is another order of the operators that are not views.
-    ``short`` are seconds of second runs that start from what the first one saved, which stays for them.
+    ``short`` are seconds of second runs that start from what the first one saved, which stays for them. With
+    ``fine`` a second has many units even where all operators take a few whole ones: waiting does not.
     """
     if not graph.ordered:
         raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
-    return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, order, short or {}).problem()
+    return _Builder(
+        graph, seconds, workspace_bytes, frozenset(able), again, order, short or {}, fine
+    ).problem()
 
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
@@ -162,6 +166,7 @@ class _Builder:
         again: Collection[int] | None,
         order: Sequence[int],
         short: Mapping[int, float],
+        fine: bool,
     ) -> None:
         self.graph = graph
         self.given_workspace = workspace
@@ -174,7 +179,7 @@ class _Builder:
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
         self.short = dict(short)
-        self.scale = _scale([*times, *self.short.values()])
+        self.scale = _scale([*times, *self.short.values()], fine)
         self.time = [round(t * self.scale) for t in times]
         pairs = zip(self.ops, times, strict=True)
         self.repeat = [round(self.short.get(k, t) * self.scale) for k, t in pairs]
@@ -361,8 +366,11 @@ class _Builder:
         }
 
 
-def _scale(times: Sequence[float]) -> float:
-    """Whole units a second: a common unit of all times where there is one, else about 2^30 in all."""
+def _scale(times: Sequence[float], fine: bool) -> float:
+    """Whole units a second: a common unit of all times where there is one, else about 2^30 in all.
+
+    Where times are to be fine, a common unit is split into as many.
+    """
     if any(t < 0 or t != t for t in times):
         raise PlanError("an operator takes less than no time: costs must be 0 seconds or more")
     positive = [t for t in times if t > 0]
@@ -373,5 +381,5 @@ def _scale(times: Sequence[float]) -> float:
         if total / unit <= _TOTAL_TIME and all(
             round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=1e-9) for t in positive
         ):
-            return 1.0 / unit
+            return (_TOTAL_TIME * unit // total if fine else 1) / unit
     return _TOTAL_TIME / total

@@ -91,7 +91,9 @@ def _row(case: Case, base: float) -> str:
 
 
 def _picture(case: Case, most: int, number: int) -> str:
-    """Live bytes by operator as an area, leaves darker, the budget as a line."""
+    """Live bytes by operator as an area, leaves darker, the budget as a line; nothing where unknown."""
+    if not case.live_bytes:
+        return ""
     colour = _COLOURS[number % len(_COLOURS)]
     high, wide = _HEIGHT - _BOTTOM - 10, _WIDTH - _LEFT - 10
 
