@@ -3,8 +3,8 @@
     python benchmarks/rounding.py [TARGET]
 
 Kernels for other sizes add in another order, and a last digit may tip a maximum or a ReLU. So eager PyTorch differs from
-itself as well, when samples go through one by one. Networks with dropout run in evaluation, since float64 draws other
-masks. Prints the largest difference of an element over the largest element of its gradient.
+itself as well, when samples go through one by one. The network runs in evaluation: float64 would draw other masks.
+Prints the largest difference of an element over the largest element of its gradient.
 """
 
 from __future__ import annotations

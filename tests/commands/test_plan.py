@@ -53,6 +53,26 @@ def test_a_plan_that_lies_is_caught(tmp_path, capsys):
     assert "more than the budget" in capsys.readouterr().err
 
 
+def test_a_plan_that_promises_too_little_is_caught(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+    plan = json.loads(path.read_text())
+    plan["predicted"]["peak_bytes"] -= 1
+    path.write_text(json.dumps(plan))
+    with pytest.raises(SystemExit) as caught:
+        main(["check", str(path)])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "plan.json: the plan promises a peak of" in said
+    assert "plan again" in said
+
+
+def test_a_budget_and_all_of_them_contradict_each_other():
+    result = invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "--sweep")
+    assert result.exit_code == 2
+    assert "leave out --budget" in result.output
+
+
 def test_a_plan_that_skips_an_operator_is_caught(tmp_path, capsys):
     path = tmp_path / "plan.json"
     assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0

@@ -26,7 +26,7 @@ _FORWARD, _BACKWARD = "is_forward", "is_backward"
 _FROM_CODE = ("stack_trace", "nn_module_stack")
 
 
-class _Beyond(Exception):  # noqa: N818  it ends the recording
+class _BeyondError(RuntimeError):
     """Something that a joint graph cannot say as it is."""
 
 
@@ -49,7 +49,7 @@ def recorded(
                 return None
             gradients = recorder.differentiate(results, inputs)
         recorder.graph.output((*map(recorder.node, results), *gradients))
-    except Exception:  # what is wrong, if anything, AOTAutograd finds too, and tells with the line
+    except RuntimeError:  # ours, or torch's: AOTAutograd can do it, or tells why not and where
         return None
     recorder.graph.eliminate_dead_code()
     return _LazyGraphModule(nn.Module(), recorder.graph), len(results)  # nobody runs it: no code is made
@@ -94,7 +94,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return self.nodes[id(value)][1]
         except KeyError:
-            raise _Beyond from None
+            raise _BeyondError from None
 
     def run(self, graph: fx.Graph, root: nn.Module, inputs: Sequence[Tensor]) -> list[Any]:
         """The results of forward."""
@@ -113,7 +113,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif node.op == "call_module":
                 values[node] = root.get_submodule(str(node.target))(*args, **kwargs)
             else:
-                raise _Beyond
+                raise _BeyondError
         raise AssertionError("a graph ends with its output")
 
     def differentiate(self, results: Sequence[Any], inputs: Sequence[Tensor]) -> list[fx.Node | None]:
@@ -140,7 +140,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "prim":  # questions about a tensor
             return func(*args, **kwargs)
         if func._schema.is_mutable:
-            raise _Beyond
+            raise _BeyondError
         made = func(*args, **kwargs)
         several = isinstance(made, tuple | list)
         if not any(isinstance(one, Tensor) for one in (made if several else (made,))):

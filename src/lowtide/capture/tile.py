@@ -202,8 +202,9 @@ class Tiling:
                     self.may_be_before(op, why)
                     before.add(t)
                     continue
-                needs = self.relations[t].needs(needed[t], over if op is self.adds else None)
-                read.append((t, op.inputs, needs))
+                reach = self.relations[t].reach(needed[t], over if op is self.adds else None)
+                needs = self.relations[t].inside(reach)
+                read.append((t, op.inputs, needs, reach))
                 for source, need in zip(op.inputs, needs, strict=True):
                     if need is not None and not need.empty:
                         needed[source] = needed.get(source, need).hull(need)

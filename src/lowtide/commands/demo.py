@@ -42,6 +42,7 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     with needs_torch("the demo"):
         from lowtide import zoo
 
+    _make_folder(output)
     built = zoo.build(target, device=device)
     cases: list[Case] = []
     views: list[dict[str, Any]] = []
@@ -115,11 +116,15 @@ def _case(share: str, plan: Plan, found: Comparison, note: str) -> Case:
 def _write(name: str, cases: list[Case], output: str, device: str) -> None:
     about = f"A training step of {name} on {device}: the memory it takes, before and inside budgets."
     text = page("Lowtide: the same step in less memory", about, cases, "lowtide demo")
+    write_atomically(output, text.encode())
+
+
+def _make_folder(output: str) -> None:
+    """Before anything is run: what cannot be written is said now."""
     try:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{output}: cannot be written: {error.strerror}") from error
-    write_atomically(output, text.encode())
+        raise FileError(f"{output}: cannot be written: {error.strerror}; give another -o FILE") from error
 
 
 def _print(name: str, cases: list[Case], output: str) -> None:

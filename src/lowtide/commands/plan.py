@@ -98,7 +98,9 @@ def plan(
     FILE is a step in any format that says in which order operators run; TARGET is a network of the zoo,
     `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
     """
-    if (budget is None) == (not sweeping):
+    if budget is not None and sweeping:
+        raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
+    if budget is None and not sweeping:
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
     check_outputs(output)
     leaving = parse_offload(offload)
@@ -355,8 +357,8 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     click.echo("  budget             peak      overhead     bound       gap  kept  again  away")
     for point in found.points:
         click.echo(_row(point, found))
-    low, floor = format_bytes(found.smallest_budget_bytes), format_bytes(found.floor_bytes)
-    click.echo(f"  smallest budget with a known plan: {low}; none exists below {floor}")
+    floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
+    click.echo(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -74,7 +74,8 @@ class Turning:
             body = bodies[planned.body]
             if numbers[id(tile.joint)] != planned.body or body.graph != tile.joint.graph:
                 raise PlanError(
-                    "a tile was captured differently than it was planned for; report this as a bug"
+                    "a tile was captured differently than it was planned for; report this as a bug, and "
+                    "plan without tiles for now (only='recompute,offload')"
                 )
             if planned.body not in turns:
                 turns[planned.body] = _Turn(tile.joint, body.program)
