@@ -9,6 +9,7 @@ LowtideError
 │   └── InfeasibleError   a budget is too small for any plan that was found
 ├── TileError       a step that cannot be cut into tiles this way
 ├── RunError        a captured step was asked for something it cannot do
+│   └── BudgetError       a step that was run took more than its budget
 ├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
 """
@@ -16,6 +17,7 @@ LowtideError
 from __future__ import annotations
 
 __all__ = [
+    "BudgetError",
     "CaptureError",
     "ConvertError",
     "FileError",
@@ -94,6 +96,10 @@ class TileError(LowtideError):
 
 class RunError(LowtideError):
     """A captured step was asked for something it cannot do, such as a second backward."""
+
+
+class BudgetError(RunError):
+    """A planned step that was measured to take more than its budget: the plan has not kept its promise."""
 
 
 class FileError(LowtideError):

@@ -8,8 +8,9 @@ from torch._subclasses import FakeTensorMode
 
 from lowtide import zoo
 from lowtide.capture import differentiate
-from lowtide.capture.differentiate import Example, differentiated, evaluated
+from lowtide.capture.differentiate import Example, Forward, differentiated, evaluated
 from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.layouts import Layouts
 from lowtide.capture.loop import looped
 from lowtide.capture.record import recorded
 from lowtide.capture.step import capture
@@ -133,16 +134,16 @@ def a_number(graph, x):
 def test_what_only_aot_autograd_can_put_right_is_left_to_it(function, monkeypatch):
     graph, examples, leaves = graph_of(function, (2, 3))
     assert not is_recorded(graph, examples)
-    found = differentiated(graph, examples, leaves)
+    found = differentiated(Forward(graph, examples, leaves, Layouts()))
     aot_alone(monkeypatch)
-    assert told(found) == told(differentiated(graph, examples, leaves))
+    assert told(found) == told(differentiated(Forward(graph, examples, leaves, Layouts())))
 
 
 def test_a_result_that_is_an_input_has_no_backward():
     graph, examples, leaves = graph_of(an_input, (2, 3))
     assert not is_recorded(graph, examples)
     with pytest.raises(CaptureError, match="nothing that has a gradient"):
-        differentiated(graph, examples, leaves)
+        differentiated(Forward(graph, examples, leaves, Layouts()))
 
 
 def test_numbers_read_from_tensors_are_not_recorded():
@@ -155,17 +156,17 @@ def test_forward_alone_is_recorded_too(monkeypatch):
         lambda g, x, y: (g.call_function(aten.mm.default, (x, y)),), (2, 3), (3, 2)
     )
     assert is_recorded(graph, examples)
-    found = evaluated(graph, examples, leaves)
+    found = evaluated(Forward(graph, examples, leaves, Layouts()))
     assert [op.kind for op in found.graph.ops] == ["aten.mm"]
     aot_alone(monkeypatch)
-    assert told(found) == told(evaluated(graph, examples, leaves))
+    assert told(found) == told(evaluated(Forward(graph, examples, leaves, Layouts())))
 
 
 def test_a_graph_without_gradients_has_no_backward():
     graph, examples, leaves = graph_of(lambda g, x: (g.call_function(aten.sign.default, (x,)),), (2, 3))
     plain = [one._replace(differentiable=False) for one in examples]
     with pytest.raises(CaptureError, match="nothing that has a gradient"):
-        differentiated(graph, plain, leaves)
+        differentiated(Forward(graph, plain, leaves, Layouts()))
 
 
 def test_autocast_around_it_changes_nothing():
@@ -173,6 +174,6 @@ def test_autocast_around_it_changes_nothing():
         lambda g, x, y: (g.call_function(aten.mm.default, (x, y)),), (2, 3), (3, 2)
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = differentiated(graph, examples, leaves)
+        found = differentiated(Forward(graph, examples, leaves, Layouts()))
     assert {value.dtype for value in found.values} == {torch.float32}
     assert {op.kind for op in found.graph.ops if op.inputs} == {"aten.mm", "aten.t"}

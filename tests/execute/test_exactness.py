@@ -59,11 +59,11 @@ def moved(value, device):
     )
 
 
-def run(case, model, step, device="cpu"):
+def run(case, model, step, device="cpu", steps=STEPS):
     """Everything that consecutive steps leave behind, in order."""
     model = copy.deepcopy(model)
     seen = []
-    for number in range(STEPS):
+    for number in range(steps):
         torch.manual_seed(number)
         batch = case.batch() if device == "cpu" else moved(case.batch(), device)
         for value in case.drive(step, model, batch):

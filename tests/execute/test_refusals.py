@@ -154,7 +154,7 @@ def conditional(x):
 @pytest.mark.parametrize(
     ("function", "text", "reason"),
     [
-        (selects_in_one_piece, "x[x > 0]", "the shape of what aten.index gives depends on values"),
+        (selects_in_one_piece, "x[x > 0]", "the shape of what getitem gives depends on values"),
         (conditional, "torch.cond", "cond runs a function of its own"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
 
 def test_a_fault_of_ours_while_torch_traces_is_no_capture_error(monkeypatch):
     monkeypatch.setattr("lowtide.execute.backend.as_eager", None)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="TypeError: 'NoneType'"):
+    with pytest.raises(TypeError, match="'NoneType'"):
         compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))
 
 

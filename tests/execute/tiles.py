@@ -36,7 +36,7 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own
             return cuts[-1]
 
         with patch.object(tiling, "looped", once):
-            return _compiled(module, leaves_of(module), inputs, planned, None)
+            return _compiled(module, leaves_of(module), inputs, planned, lambda _: None)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
 
@@ -66,3 +66,28 @@ def gradients(function, model, batch, scale=1.0, seed=0):
     loss = function(model, *batch)
     (loss * scale).backward()
     return loss.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+_TIMES = 4
+"""Tiles may be so many times further from float64 than eager is: they round as often, at other places."""
+
+
+def assert_as_exact(got, eager, exact):
+    """A loss and gradients of tiles are about as far from float64 as those of eager in the same precision.
+
+    Gradients are taken together: a single one may be the small difference of large sums, which kernels add up in an
+    order that depends on the size of a tile.
+    """
+    eps = torch.finfo(got[0].dtype).eps
+
+    def far(values, true):
+        return float(
+            torch.cat([(value.double() - t).flatten() for value, t in zip(values, true, strict=True)]).norm()
+        )
+
+    for part in (slice(0, 1), slice(1, None)):
+        size = far(exact[part], [torch.zeros_like(t) for t in exact[part]])
+        ours, theirs = far(got[part], exact[part]), far(eager[part], exact[part])
+        assert ours <= _TIMES * (theirs + eps * size), (
+            f"{ours:.2e} from float64, eager {theirs:.2e}, of {size:.2e}"
+        )

@@ -13,7 +13,9 @@ import msgspec
 import torch
 from torch import fx
 
+from lowtide.capture.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.capture.kernels import eager_target
+from lowtide.capture.layouts import is_functional_of, same_sort
 from lowtide.capture.updates import written_arguments
 from lowtide.cost.short import saved_results
 from lowtide.errors import CaptureError
@@ -35,6 +37,10 @@ class Call:
     """The tensor of each result, -1 for a result that is no tensor."""
     several: bool
     """Whether the function returns a sequence of results."""
+    source: Any
+    """The operator of the traced graph, which autograd knows; what runs may be another form of it."""
+    laid_out_by: Any
+    """The operator that says how its results lie in memory."""
 
 
 class Builder:
@@ -56,6 +62,8 @@ class Builder:
         self.early: list[int] = []
         """Those of them that are written before the end of forward."""
         self._op_of: dict[fx.Node, int] = {}
+        self._leaves: dict[int, int] = {}
+        """The first input on each storage."""
         self._forward: dict[int, str] = {}
         """Operators of forward by the number that autograd gave them, which their backward has too."""
 
@@ -65,7 +73,10 @@ class Builder:
         if not isinstance(value, torch.Tensor):
             return
         self.tensor_of[node] = len(self.tensors)
-        self.tensors.append(_tensor(node.name, value, role, name))
+        storage = _storage(value)
+        alias = None if storage is None else self._leaves.setdefault(storage, len(self.tensors))
+        shared = None if alias == len(self.tensors) else alias
+        self.tensors.append(_tensor(node.name, value, role, name, alias=shared))
         self.values.append(value)
 
     def add_constant(self, node: fx.Node, value: Any) -> None:
@@ -122,6 +133,7 @@ class Builder:
         else:
             results.append(-1)
         outputs = [t for t in results if t >= 0]
+        in_place = _in_place(node)
         self.ops.append(
             Op(
                 id=self.prefix + node.name,
@@ -133,6 +145,7 @@ class Builder:
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
                 source=_source(node),
                 attributes=_attributes(node)
+                | ({"in_place": True} if in_place is not None else {})
                 | ({"updates": sorted(set(map(inputs.index, written)))} if written else {})
                 | _short(node, results)
                 | self._differentiated(node, phase),
@@ -140,7 +153,10 @@ class Builder:
         )
         several = isinstance(values, tuple | list)
         target = eager_target(node.target)
-        self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several))
+        told = node.meta.get("traced", node.target)
+        if in_place is not None:
+            target, told = in_place, node.meta[IN_PLACE_OF]
+        self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several, node.target, told))
 
     def _differentiated(self, node: fx.Node, phase: Phase) -> dict[str, str]:
         """Which operator of forward one of backward belongs to.
@@ -247,6 +263,15 @@ def kind_of(target: Any) -> str:
     """The operator without its overload: ``aten.add``."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet if packet is not None else getattr(target, "__name__", target))
+
+
+def _in_place(node: fx.Node) -> Any:
+    """The form of an operator that runs in place in eager, where the call is one of those; None otherwise."""
+    told, first = node.meta.get(IN_PLACE_OF), node.args[0] if node.args else None
+    if told is None or not isinstance(first, fx.Node) or not is_functional_of(node.target, told):
+        return None
+    same = same_sort(node.meta.get("val"), first.meta.get("val"))
+    return in_place_form(node.target, told, node.args) if same else None
 
 
 def _short(node: fx.Node, results: Sequence[int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,10 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
+from lowtide.capture.layouts import Layouts
 from lowtide.capture.library import define
 from lowtide.capture.record import recorded
 from lowtide.capture.refusal import traced
@@ -21,7 +22,7 @@ from lowtide.capture.rewrite import as_eager
 from lowtide.errors import CaptureError
 from lowtide.graph import Role
 
-__all__ = ["Change", "Example", "accumulating", "differentiated", "evaluated"]
+__all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated"]
 
 aten = torch.ops.aten
 
@@ -57,17 +58,23 @@ Change = Callable[[fx.GraphModule, int], list[Leaf]]
 """Changes a joint graph with so many results of forward; tells the leaves that it adds."""
 
 
-def differentiated(
-    graph: fx.Graph,
-    examples: Sequence[Example],
-    leaves: Sequence[Leaf],
-    change: Change | None = None,
-    *,
-    root: nn.Module | None = None,
-    mode: FakeTensorMode | None = None,
-    again: bool = False,
-) -> Joint:
-    """Forward and backward of the graph as one step; ``root`` has the modules that it calls.
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward graph of ATen operators: how its inputs lie in memory, and what they are."""
+
+    graph: fx.Graph
+    examples: Sequence[Example]
+    leaves: Sequence[Leaf]
+    layouts: Layouts
+    """What is known of how results lie in memory."""
+    root: nn.Module = field(default_factory=nn.Module)
+    """Has the modules that it calls."""
+    mode: FakeTensorMode | None = None
+    """The mode of its tensors, where it calls modules that have some; one of its own by default."""
+
+
+def differentiated(forward: Forward, change: Change | None = None, *, again: bool = False) -> Joint:
+    """Forward and backward of the graph as one step.
 
     With ``again`` forward runs for backward alone and gives no results. A CaptureError says that there is no
     backward.
@@ -76,68 +83,58 @@ def differentiated(
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         more = change(joint, num_fwd_outputs) if change is not None else []
         count = _for_backward_alone(joint, num_fwd_outputs) if again else num_fwd_outputs
-        raise _Found(read_joint(as_eager(joint), count, [*leaves, *more], again=again))
+        raise _Found(read_joint(as_eager(joint), count, [*forward.leaves, *more], again=again))
 
-    def forward(*_: Any) -> Any:
+    def refused(*_: Any) -> Any:
         raise CaptureError("a part of the loss depends on nothing that has a gradient")
 
-    return _traced(graph, examples, root, mode, forward, partition)
+    return _traced(forward, refused, partition)
 
 
-def evaluated(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf]) -> Joint:
+def evaluated(forward: Forward) -> Joint:
     """The graph alone as a step."""
 
-    def forward(module: fx.GraphModule, _: Any) -> Any:
+    def found(module: fx.GraphModule, _: Any) -> Any:
         results: Any = module.graph.output_node().args[0]
-        raise _Found(read_joint(as_eager(module), len(results), leaves))
+        raise _Found(read_joint(as_eager(module), len(results), forward.leaves))
 
-    plain = [one._replace(differentiable=False) for one in examples]
-    return _traced(graph, plain, None, None, forward, forward)
+    plain = [one._replace(differentiable=False) for one in forward.examples]
+    return _traced(replace(forward, examples=plain), found, found)
 
 
-def _traced(
-    graph: fx.Graph,
-    examples: Sequence[Example],
-    root: nn.Module | None,
-    mode: FakeTensorMode | None,
-    forward: Callable[..., Any],
-    partition: Callable[..., Any],
-) -> Joint:
-    """What one of the two is shown, which raises it: what was recorded, or else traced by AOTAutograd."""
-    with traced(), eager_kernels(), torch.enable_grad():
+def _traced(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> Joint:
+    """What one of the two is shown, which raises it: what was recorded, or else traced by AOTAutograd.
+
+    One is for a graph without a backward, the other for one with it.
+    """
+    with traced(), eager_kernels(forward.layouts), torch.enable_grad():
         try:
-            if not _record(graph, examples, root, mode or FakeTensorMode(), forward, partition):
-                traces = mode or FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-                with tracing(TracingContext(traces)):
+            if not _record(forward, alone, partition):
+                mode = forward.mode or forward.layouts.mode()
+                with tracing(TracingContext(mode)):
                     compiler = aot_autograd(
-                        fw_compiler=forward,
-                        inference_compiler=forward,
+                        fw_compiler=alone,
+                        inference_compiler=alone,
                         partition_fn=partition,
                         keep_inference_input_mutations=True,
                     )
-                    compiler(fx.GraphModule(root or nn.Module(), graph), _made(examples, traces))
+                    compiler(fx.GraphModule(forward.root, forward.graph), _made(forward.examples, mode))
         except _Found as found:
             return found.joint
     raise AssertionError("AOTAutograd asked for no partition")
 
 
-def _record(
-    graph: fx.Graph,
-    examples: Sequence[Example],
-    root: nn.Module | None,
-    mode: FakeTensorMode,
-    forward: Callable[..., Any],
-    partition: Callable[..., Any],
-) -> bool:
+def _record(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> bool:
     """Show what was recorded; False where it takes AOTAutograd."""
-    made = recorded(graph, root or nn.Module(), _made(examples, mode), mode)
+    mode = forward.mode or forward.layouts.mode()
+    made = recorded(forward.graph, forward.root, _made(forward.examples, mode), mode)
     if made is None:
         return False
     module, count = made
     inputs = module.graph.find_nodes(op="placeholder")
     if any(node.name.startswith("tangents") for node in inputs):
         partition(module, None, num_fwd_outputs=count)
-    forward(module, None)
+    alone(module, None)
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
@@ -15,12 +15,13 @@ import torch
 from torch import fx, nn
 
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Change, Example, differentiated
+from lowtide.capture.differentiate import Change, Example, Forward, differentiated
 from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.layouts import layouts_of
 from lowtide.capture.library import define
 from lowtide.capture.tile import MASKED, Tile, Tiling, values_read
 from lowtide.errors import CaptureError
-from lowtide.graph import LOOP, Op
+from lowtide.graph import LOOP, Op, Tensor
 
 __all__ = ["Fold", "dense", "idle_leaves", "loop_operator"]
 
@@ -129,7 +130,8 @@ class Fold(ABC):
         examples = [_example(old.values[t], t in wants) for t in inputs]
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
-        return differentiated(self.graph, examples, leaves, change, root=root, mode=mode)
+        forward = Forward(self.graph, examples, leaves, layouts_of(old.values), root, mode)
+        return differentiated(forward, change)
 
     def around(self) -> set[str]:
         """Operators outside the region: what it needs as a whole, what the step gives besides.
@@ -162,11 +164,20 @@ class Fold(ABC):
             return self.node[t] if t in self.node else self.empty(t)
 
         args, kwargs = fx.map_arg((call.args, dict(call.kwargs)), mapped)
-        made = self.graph.call_function(call.target, args, kwargs)
+        if call.source is aten.copy.default:
+            made = self.copied(args[1], self.old.values[call.results[0]])
+        else:
+            made = self.graph.call_function(call.source, args, kwargs)
         for k, t in enumerate(call.results):
             if t >= 0:
                 whole = not call.several
                 self.node[t] = made if whole else self.graph.call_function(_item, (made, k))
+
+    def copied(self, source: fx.Node, like: torch.Tensor) -> fx.Node:
+        """What is written over a tensor, in its shape and type: autograd has no derivative of ``copy``."""
+        expanded = self.graph.call_function(aten.expand.default, (source, list(like.shape)))
+        where: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+        return self.graph.call_function(aten._to_copy.default, (expanded,), where)
 
     def empty(self, tensor: int) -> fx.Node:
         """Memory in the form of a tensor."""
@@ -194,9 +205,12 @@ class Fold(ABC):
                 calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
                 attributes = op.attributes | {"axes": list(calls[k].target.axes)}
                 ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
+        places_of = {t: pair[0] for t, pair in zip(old.inputs, places, strict=True) if pair is not None}
         return replace(
             made,
-            graph=msgspec.structs.replace(made.graph, ops=tuple(ops)),
+            graph=msgspec.structs.replace(
+                made.graph, ops=tuple(ops), tensors=self.with_storages(made.graph.tensors, places_of)
+            ),
             calls=tuple(calls),
             inputs=(*(None if pair is None else pair[0] for pair in places), *inputs),
             outputs=tuple(None if t is None else next(outputs) for t in old.outputs),
@@ -204,6 +218,18 @@ class Fold(ABC):
             constants=dict(made.constants) | constants,
             plain=old.plain,
         )
+
+    def with_storages(
+        self, tensors: Sequence[Tensor], places: Mapping[int | None, int | None]
+    ) -> tuple[Tensor, ...]:
+        """The tensors, with inputs on the storages that they are on: ``places`` of those of the step."""
+        found = list(tensors)
+        for t, place in places.items():
+            if t is not None and place is not None:
+                one = self.old.graph.tensors[t]
+                alias = places.get(one.alias)
+                found[place] = msgspec.structs.replace(found[place], bytes=one.bytes, alias=alias)
+        return tuple(found)
 
 
 def _item(results: Any, k: int) -> Any:

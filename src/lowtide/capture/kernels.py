@@ -18,6 +18,8 @@ import torch._functorch.config
 import torch._inductor.config
 from torch._C import DispatchKey
 
+from lowtide.capture.in_place_calls import InPlaceCalls
+from lowtide.capture.layouts import Layouts
 from lowtide.capture.library import define
 
 __all__ = ["eager_kernels", "eager_target"]
@@ -59,22 +61,49 @@ define(
     _bernoulli,
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-_TARGETS: dict[Any, Any] = {torch.ops.aten.bernoulli.p: torch.ops.lowtide.bernoulli.default}
+
+
+def _rrelu(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``rrelu``: its result is contiguous. The functional form makes one that lies as its input does."""
+    drawn = noise.clone()
+    result = torch.ops.aten.rrelu_with_noise(self, drawn, lower, upper, training, generator)
+    return result, drawn
+
+
+define(
+    "rrelu(Tensor self, Tensor noise, Scalar lower=0.125, Scalar upper=0.3333333333333333, "
+    "bool training=False, Generator? generator=None) -> (Tensor, Tensor)",
+    _rrelu,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_TARGETS: dict[Any, Any] = {
+    torch.ops.aten.bernoulli.p: torch.ops.lowtide.bernoulli.default,
+    torch.ops.aten.rrelu_with_noise_functional.default: torch.ops.lowtide.rrelu.default,
+}
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def eager_kernels() -> Iterator[None]:
-    """Inside, tracing finds the built-in operators and keeps random ones that nobody reads.
+def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
+    """Inside, tracing finds the built-in operators, knows those in place, and keeps random ones nobody reads.
 
     Memory that backward may write over is not promised either: a second backward is refused by name.
+    ``layouts`` are those of the mode that the step is traced in.
     """
     with (
         _LOCK,
         torch._inductor.config.patch(fallback_random=True),
         torch._functorch.config.patch(donated_buffer=False),
+        InPlaceCalls(layouts or Layouts()),
     ):
         hidden = [
             (op, key, op.py_kernels.pop(key)) for op in _operators() for key in _KEYS if key in op.py_kernels

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import fx
-
-from lowtide.capture.differentiate import Change, Example, differentiated
-from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.differentiate import Change, Forward, differentiated
+from lowtide.capture.joint import Joint
 from lowtide.capture.outside import in_halves
 from lowtide.capture.tile import Differentiate, Tiling
 from lowtide.graph import Rect
@@ -21,11 +19,11 @@ Inner = Callable[[Joint], tuple[str, Sequence[Rect]] | None]
 def nested(inner: Inner) -> Differentiate:
     """What differentiates the forward graph of a tile with such a loop in it."""
 
-    def made(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf], change: Change) -> Joint:
-        plain = differentiated(graph, examples, leaves)
+    def made(forward: Forward, change: Change) -> Joint:
+        plain = differentiated(forward)
         chosen = inner(plain)
         if chosen is None:
-            return differentiated(graph, examples, leaves, change)
+            return differentiated(forward, change)
         end, boxes = chosen
         return in_halves(Tiling(plain, (), end), boxes, change)
 

@@ -14,10 +14,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from torch import fx
-
-from lowtide.capture.differentiate import Change, Example, differentiated
-from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.differentiate import Change, Forward, differentiated
+from lowtide.capture.joint import Joint
 from lowtide.capture.tile import Tile, Tiling
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
@@ -82,8 +80,8 @@ def _reaches(tiling: Tiling, leaf: int, boxes: Sequence[Rect]) -> list[Rect]:
     or all: that reads the input, and adds nothing to this box.
     """
 
-    def make(graph: fx.Graph, examples: Sequence[Example], leaves: Sequence[Leaf], _: Change) -> Joint:
-        return differentiated(graph, examples, leaves)
+    def make(forward: Forward, _: Change) -> Joint:
+        return differentiated(forward)
 
     whole = Rect.of_shape(tiling.axes)
     tile = tiling.tile(whole, {}, make, "reach", (leaf,))

@@ -17,7 +17,15 @@ from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis, ShortenTra
 
 from lowtide.errors import CaptureError, LowtideError
 
-__all__ = ["place", "raise_through", "refuse_graph_breaks", "traced", "translated", "users_line"]
+__all__ = [
+    "place",
+    "raise_through",
+    "refuse_graph_breaks",
+    "refuse_what_depends_on_values",
+    "traced",
+    "translated",
+    "users_line",
+]
 
 _OURS = str(Path(__file__).parent.parent)
 _TORCHS = str(Path(torch.__file__).parent)
@@ -39,6 +47,22 @@ def refuse_graph_breaks(module: fx.GraphModule) -> None:
     if reason is not None and getattr(reason, "graph_break", False):
         where = place(getattr(reason, "user_stack", ())) or "the captured function"
         raise CaptureError(_sentence(where, str(reason.reason)))
+
+
+def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
+    """Raise a CaptureError where the sizes of the function's tensors, or its numbers, are known once it runs."""
+    for node in module.graph.nodes:
+        if node.meta.get("unbacked_bindings"):
+            value = node.meta.get("example_value")
+            name = getattr(node.target, "__name__", str(node.target))
+            shape = f"the shape of what {name} gives depends on values"
+            number = f"the step depends on the number that {name} reads from a tensor"
+            where = _last(_FRAME.findall(node.meta.get("stack_trace") or "")) or "the captured function"
+            raise CaptureError(
+                f"{where}: {shape if isinstance(value, torch.Tensor) else number}, so no plan can be made for it. "
+                "Keep it in tensors of a fixed shape (torch.where, a mask that is multiplied), or leave this part "
+                "out of the compiled function"
+            )
 
 
 def translated(error: Exception) -> CaptureError:

@@ -33,8 +33,17 @@ def has_symbols(module: fx.GraphModule) -> bool:
 
 def has_numbers(module: fx.GraphModule) -> bool:
     """Whether some input is a Python number that torch put into a tensor: its value may be in the graph."""
-    values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
-    return any(isinstance(getattr(value, "item_memo", None), _SYMBOLS) for value in values)
+    inputs = module.graph.find_nodes(op="placeholder")
+    return any(isinstance(_number_in(node), _SYMBOLS) for node in inputs)
+
+
+def _number_in(node: fx.Node) -> Any:
+    """The number that stands for an input which is a Python number, put into a tensor by torch; else None.
+
+    A tensor of the user's may know a number too, once its value was asked for; it stays a tensor.
+    """
+    is_number = getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+    return getattr(node.meta.get("example_value"), "item_memo", None) if is_number else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Symbolic:
             }
             value = node.meta.get("example_value")
             if node.op == "placeholder" and isinstance(value, torch.Tensor):
-                value = getattr(value, "item_memo", None)  # a Python number that torch put into a tensor
+                value = _number_in(node)
             if _symbolic(value):
                 self._values[copies[node]] = value
         self._module = fx.GraphModule(module, graph)

@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
+from lowtide.capture.dynamo import adapt_dynamo, fresh, lowtides
 from lowtide.capture.ending import Update, read_update
 from lowtide.capture.joint import Joint, read_joint
 from lowtide.capture.kernels import eager_kernels
@@ -61,7 +62,7 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
         raise CaptureError(
             f"a step is a module or a function that gives the loss; this is a {type(function).__name__}"
         )
-    compiled = torch.compile(function, backend=_record, fullgraph=True, dynamic=False)
+    compiled = torch.compile(fresh(function), backend=_record, fullgraph=True, dynamic=False)
     try:
         compiled(*example, **keywords)
     except _Done as done:
@@ -106,3 +107,7 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
     except LowtideError as error:
         raise_through(error)
     raise AssertionError("AOTAutograd asked neither for a partition nor for a forward graph")
+
+
+lowtides(_record)
+adapt_dynamo()

@@ -22,8 +22,16 @@ from torch import fx
 
 from lowtide.capture.alike import Reads, form
 from lowtide.capture.builder import Call
-from lowtide.capture.differentiate import Change, Example, accumulating, differentiated, evaluated
+from lowtide.capture.differentiate import (
+    Change,
+    Example,
+    Forward,
+    accumulating,
+    differentiated,
+    evaluated,
+)
 from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.layouts import layouts_of
 from lowtide.capture.local import Part, cropped, emit, loss_total, supported
 from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
@@ -40,7 +48,7 @@ _WRITTEN = 3
 """So many boxes are looked at before others are taken to be like them."""
 MASKED = "aten.native_dropout"
 """Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
-Differentiate = Callable[[fx.Graph, Sequence[Example], Sequence[Leaf], Change], Joint]
+Differentiate = Callable[[Forward, Change], Joint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +294,11 @@ class Tiling:
         key = half, str(target), tuple(examples), str(kept)
         if half == "forward":
             places = ()
+        forward = Forward(target, examples, leaves, layouts_of(self.joint.values))
         if key not in known and half == "forward":
-            known[key] = evaluated(target, examples, leaves)
+            known[key] = evaluated(forward)
         elif key not in known:
-            known[key] = make(target, examples, leaves, accumulating(leaves, places, kept))
+            known[key] = make(forward, accumulating(leaves, places, kept))
         parts_in = tuple((t, needed[t]) for t in given)
         box, reach = (over, None) if own is None else (own[1], over)
         return Tile(box, parts_in, total is not None, places, known[key], reach)

@@ -65,7 +65,7 @@ def _put_back(graph: fx.Graph, node: fx.Node, copies: Mapping[Any, fx.Node]) -> 
     kept = len(node.meta["val"]) - len(renewed)
     with graph.inserting_before(node):
         new = graph.call_function(target, node.args)
-    new.meta = dict(node.meta) | {"val": tuple(node.meta["val"][:kept])}
+    new.meta = dict(node.meta) | {"val": tuple(node.meta["val"][:kept]), "traced": node.target}
     node.replace_all_uses_with(new)
     graph.erase_node(node)
     return True

@@ -17,6 +17,7 @@ from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.execute.compare import Comparison
+    from lowtide.execute.fit import Fitted
     from lowtide.plan.plan import Plan
     from lowtide.zoo import Built
 
@@ -46,10 +47,12 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     built = zoo.build(target, device=device)
     cases: list[Case] = []
     views: list[dict[str, Any]] = []
+    compared: list[tuple[Plan, Comparison]] = []
     for share in SHARES:
         _say(f"{built.name} at {share} of its memory: capturing, planning, running, comparing …", as_json)
-        plan, note = _planned(built, share)
-        found = _compared(built, plan, repeats)
+        fitted, note = _planned(built, share)
+        plan, found = fitted.plan, _compared(built, fitted, repeats)
+        compared.append((plan, found))
         if not cases:
             cases.append(_eager(found))
         cases.append(_case(share, plan, found, note))
@@ -57,38 +60,41 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     _write(built.name, cases, output, device)
     if as_json:
         print_json({"target": built.name, "device": device, "page": output, "runs": views})
-        return
-    _print(built.name, cases, output)
+    else:
+        _print(built.name, cases, output)
+    for plan, found in compared:
+        found.hold(plan.budget_bytes)
 
 
-def _planned(built: Built, share: str) -> tuple[Plan, str]:
+def _planned(built: Built, share: str) -> tuple[Fitted, str]:
     from lowtide.execute.fit import fit
 
     example = (built.model, *built.batch)
     try:
-        return fit(built.loss, *example, budget=share, only="recompute").plan, ""
+        return fit(built.loss, *example, budget=share, only="recompute"), ""
     except InfeasibleError as error:
         smallest = error.smallest_budget
         too_small = f"without tiles no plan needs less than {format_bytes(smallest)}"
     try:
-        plan = fit(built.loss, *example, budget=share, only="recompute,tile").plan
-        return plan, f"{too_small}: this one runs in {plan.decisions.tiles} tiles"
+        fitted = fit(built.loss, *example, budget=share, only="recompute,tile")
+        return fitted, f"{too_small}: this one runs in {fitted.plan.decisions.tiles} tiles"
     except InfeasibleError:
-        return fit(built.loss, *example, budget=smallest).plan, f"{share} is too small: {too_small}"
+        return fit(built.loss, *example, budget=smallest), f"{share} is too small: {too_small}"
 
 
-def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
+def _compared(built: Built, fitted: Fitted, repeats: int) -> Comparison:
     from lowtide.execute.compare import compare
 
     return compare(
         built.model,
         built.batch,
         built.loss,
-        lambda _: plan.program,
+        lambda _: fitted.plan.program,
         in_place=False,
         trains=built.trains,
         update=built.ending,
         repeats=repeats,
+        layouts=fitted.layouts,
     )
 
 

@@ -24,13 +24,14 @@ from lowtide.commands.run import run
 from lowtide.commands.show import show
 from lowtide.commands.tile import tile
 from lowtide.commands.top import top
-from lowtide.errors import InfeasibleError, LowtideError
+from lowtide.errors import BudgetError, InfeasibleError, LowtideError
 from lowtide.suggest import did_you_mean
 
-__all__ = ["EXIT_BAD_INPUT", "EXIT_INFEASIBLE", "EXIT_INTERRUPTED", "cli", "main"]
+__all__ = ["EXIT_BAD_INPUT", "EXIT_INFEASIBLE", "EXIT_INTERRUPTED", "EXIT_OVER_BUDGET", "cli", "main"]
 
 EXIT_BAD_INPUT = 2
 EXIT_INFEASIBLE = 3
+EXIT_OVER_BUDGET = 4
 EXIT_INTERRUPTED = 130
 
 
@@ -51,7 +52,7 @@ class _Group(click.Group):
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done; 1 fault in lowtide itself; 2 bad input or usage; 3 budget too small; "
-    "130 interrupted.",
+    "4 more than the budget was measured; 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="lowtide")
 def cli() -> None:
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except InfeasibleError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_INFEASIBLE)
+    except BudgetError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_OVER_BUDGET)
     except LowtideError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,11 @@ from lowtide.plan.plan import Plan
 from lowtide.plan.program import Loop, Program
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.capture.layouts import Layouts
+    from lowtide.execute.compare import Comparison
+    from lowtide.zoo import Built
 
 __all__ = ["run"]
 
@@ -82,8 +87,9 @@ def run(
         raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
+    layouts: Layouts | None = None
     if budget is not None:
-        plan = fit(
+        fitted = fit(
             built.loss,
             built.model,
             *built.batch,
@@ -91,7 +97,8 @@ def run(
             only=only or "auto",
             offload=leaving,
             optimizer=optimizer,
-        ).plan
+        )
+        plan, layouts = fitted.plan, fitted.layouts
         planner = _planned(plan)
         program = f"inside {format_bytes(plan.budget_bytes)}"
     else:
@@ -108,6 +115,7 @@ def run(
         optimizer=optimizer,
         seed=seed,
         repeats=repeats,
+        layouts=layouts,
         progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
     )
     outputs = [(save_program, found.program), (timeline, found.recording)]
@@ -118,7 +126,13 @@ def run(
         view["predicted"]["seconds"] = plan.predicted.seconds
     if as_json:
         print_json(view)
-        return
+    else:
+        _print(built, device, program, plan, found)
+    if plan is not None:
+        found.hold(plan.budget_bytes)
+
+
+def _print(built: Built, device: str, program: str, plan: Plan | None, found: Comparison) -> None:
     tiles = f", in {plan.decisions.tiles} tiles" if plan is not None and plan.decisions.tiles else ""
     runs = f"{found.runs} runs of {found.operators} operators"
     click.echo(f"{built.name} on {device}, program {program}{tiles}: {runs}")

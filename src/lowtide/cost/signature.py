@@ -31,6 +31,8 @@ def signature(graph: Graph, op: int) -> str:
         one.attributes.get("options"),
         _device(graph, one),
     ]
+    if one.attributes.get("in_place"):
+        parts.append("in place")
     text = json.dumps(_without_index(parts), sort_keys=True, separators=(",", ":"))
     return f"{one.kind}/{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 

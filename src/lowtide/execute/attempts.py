@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -134,11 +135,20 @@ class Search:
 
     @contextlib.contextmanager
     def unless_refused(self) -> Iterator[None]:
-        """A way to cut that turns out to be impossible ends what is tried here, not what was found before."""
+        """A way to cut that turns out to be impossible ends what is tried here, not what was found before.
+
+        That is so whatever goes wrong: there may be other ways, or a plan without tiles.
+        """
         try:
             yield
         except CaptureError as error:
             self.refused = self.refused or error
+        except InfeasibleError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self.refused = self.refused or CaptureError(f"a way to cut it fails: {said}")
+            traceback.clear_frames(error.__traceback__)
 
     def unsatisfied(self) -> bool:
         """Whether nothing good was found so far, and there is time to go on."""
@@ -150,7 +160,10 @@ class Search:
         result = result_of(self.joint)
         with self.unless_refused():
             self.whole_step(Tiling(self.joint, end=result))
-        for end in middles(self.joint) if self.unsatisfied() and not self.in_images else ():
+        ends: list[str] = []
+        with self.unless_refused():
+            ends += middles(self.joint) if self.unsatisfied() and not self.in_images else ()
+        for end in ends:
             if end != result:
                 with self.unless_refused():
                     middle = Tiling(self.joint, end=end)
@@ -205,13 +218,15 @@ class Search:
 
     def _going_on(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """The same as ``attempt``; Ctrl-C ends the search, unless nothing is found yet."""
+        going_on = False
         try:
-            return self.attempt(tiling, parts)
+            with self.unless_refused():
+                going_on = self.attempt(tiling, parts)
         except KeyboardInterrupt:
             if self.best is None:
                 raise
             self.interrupted = True
-            return False
+        return going_on
 
     def _crowded(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
         """Whether a tile of the whole step would have to run most of itself again: smaller ones are faster.
@@ -342,7 +357,7 @@ class Search:
         left = self.left() - self.over
         if self.best is None or self.again is None or left <= self.probed or self.interrupted:
             return
-        with contextlib.suppress(InfeasibleError):
+        with self.unless_refused(), contextlib.suppress(InfeasibleError):
             plan = self.again(left)
             if plan.predicted.seconds < self.best.predicted.seconds:
                 self.best = plan

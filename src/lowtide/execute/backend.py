@@ -12,17 +12,25 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from lowtide.capture.compat import trust_no_dict_versions
+from lowtide.capture.dynamo import adapt_dynamo, lowtides
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
+from lowtide.capture.layouts import Layouts, layouts_of
 from lowtide.capture.leaves import leaves_of
 from lowtide.capture.marks import gradient_marks
-from lowtide.capture.refusal import raise_through, refuse_graph_breaks, traced
+from lowtide.capture.refusal import (
+    raise_through,
+    refuse_graph_breaks,
+    refuse_what_depends_on_values,
+    traced,
+)
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_numbers, has_symbols
 from lowtide.errors import LowtideError, RunError
+from lowtide.execute.first_call import Unplanned
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planned import Planned
+from lowtide.execute.planned import Planned, Rehearsal
 from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
@@ -66,9 +74,12 @@ def backend(
     except LowtideError as error:
         raise_through(error)
     if isinstance(chosen, Settings):
-        return compile_planned(module, inputs, chosen, remember=remember)
+        return compile_planned(module, chosen, remember=remember)
     return compile_with(module, inputs, chosen, remember=remember)
 
+
+lowtides(backend)
+adapt_dynamo()
 
 _OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")
 
@@ -108,15 +119,19 @@ def compile_with(
     *,
     remember: int = REMEMBERED,
     in_place: bool = True,
+    layouts: Layouts | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward run by the Program that the planner gives.
 
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
     ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
+    ``layouts`` are what is known of how results lie in memory.
     """
+    known = layouts or Layouts()
     trust_no_dict_versions()
     try:
         refuse_graph_breaks(module)
+        refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
 
         def plainly(joint: Joint) -> Program:
@@ -128,43 +143,44 @@ def compile_with(
                 return program
             return with_in_place(joint.graph, program, able_in_place(joint))
 
-        def compiled(
-            static: fx.GraphModule, leaves: Sequence[Leaf], arguments: Sequence[Any]
-        ) -> Callable[..., Any]:
-            return _compiled(static, leaves, arguments, in_place_too if in_place else plainly, watch)
+        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
+            program = in_place_too if in_place else plainly
+            return Unplanned(static, leaves, _compiled, known, program, watch)
 
-        if has_symbols(module):
+        if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
-        return alive(
-            module, leaves, inputs, (planner, watch, in_place), lambda: compiled(module, leaves, inputs)
-        )
+        return alive(module, leaves, inputs, (planner, watch, in_place), lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
 
 
 def compile_planned(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
     settings: Settings,
     seen: Callable[[Plan], None] | None = None,
     *,
     remember: int = REMEMBERED,
-    rehearsing: Callable[[], bool] = lambda: False,
+    rehearsal: Rehearsal | None = None,
+    layouts: Layouts | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. Calls leave no trace while it is ``rehearsing``.
+    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone. ``layouts`` are
+    what is known of how results lie in memory.
     """
+    known = layouts or Layouts()
+    rehearses = rehearsal or Rehearsal()
     try:
         refuse_graph_breaks(module)
+        refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
 
-        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf], _: Sequence[Any]) -> Callable[..., Any]:
-            return Planned(static, leaves, _compiled, settings, seen, rehearsing)
+        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
+            return Planned(static, leaves, _compiled, known, settings, seen, rehearses)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (settings, seen), remember)
-        return compiled(module, leaves, inputs)
+        return compiled(module, leaves)
     except LowtideError as error:
         raise_through(error)
 
@@ -174,7 +190,7 @@ def _compiled(
     leaves: Sequence[Leaf],
     inputs: Sequence[Any],
     program: Callable[[Joint], Program],
-    watch: Watch | None,
+    watch: Watch,
 ) -> Callable[..., Any]:
     """The function for these inputs' shapes."""
     made: list[Interpreter] = []
@@ -185,8 +201,7 @@ def _compiled(
         if whole is not joint:
             check(whole.graph, chosen)
         made.append(Interpreter(whole, chosen))
-        if watch is not None:
-            watch(made[-1])
+        watch(made[-1])
         return made[-1]
 
     def partition(
@@ -206,7 +221,8 @@ def _compiled(
         results: Any = graph.graph.output_node().args[0]
         return _boxed(interpreter(read_joint(as_eager(graph), len(results), leaves)).forward)
 
-    with traced(), eager_kernels():
+    known = layouts_of([value for value in inputs if isinstance(value, torch.Tensor)])
+    with traced(), eager_kernels(known):
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=forward,
             bw_compiler=backward,

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
+from lowtide.capture.dynamo import fresh, lowtides
 from lowtide.capture.ending import read_update
+from lowtide.capture.layouts import Layouts
 from lowtide.cost.watch import Allocations, Marker, timing_event, watch_cpu, watch_cuda
-from lowtide.errors import CaptureError, RunError
+from lowtide.errors import BudgetError, CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
 from lowtide.execute.bits import largest_difference, same_bits
 from lowtide.execute.interpreter import Interpreter
@@ -25,6 +27,7 @@ from lowtide.graph import Graph, Recording, Timeline
 from lowtide.plan.plain import with_update
 from lowtide.plan.program import Program, Run
 from lowtide.plan.simulate import simulate
+from lowtide.units import format_bytes
 
 __all__ = ["Comparison", "Outcome", "Side", "compare"]
 
@@ -61,6 +64,15 @@ class Comparison:
     """What the program held while it ran."""
     program: Program
     """Of forward and backward; an update runs behind it."""
+
+    def hold(self, budget_bytes: int) -> None:
+        """Raise a BudgetError where the program was measured to take more than this."""
+        if self.measured.peak_bytes > budget_bytes:
+            raise BudgetError(
+                f"the step took {format_bytes(self.measured.peak_bytes)} ({self.measured.peak_bytes} bytes), "
+                f"more than its budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes). This is a "
+                "fault of Lowtide: please report it with the step; a smaller budget is what helps until then"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide run --json`` prints them."""
@@ -189,6 +201,7 @@ def compare(
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     repeats: int = 5,
+    layouts: Layouts | None = None,
     progress: Progress = lambda _: None,
 ) -> Comparison:
     """Run the step both ways with the same random seed and compare what they take and what they leave.
@@ -197,6 +210,7 @@ def compare(
     one side and as its captured operators on the other. The model is left as it was, without gradients.
     Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
     timed: seconds are NaN. The state of an ``optimizer``, which takes no step here, counts as resident.
+    ``layouts`` are those of the fitted step that a program was planned for.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
     subject.state = state_of(optimizer, subject.device)
@@ -206,12 +220,10 @@ def compare(
         interpreter.state = subject.state
         made.append(interpreter)
 
-    compiled: Loss = torch.compile(
-        loss,
-        backend=lambda module, inputs: compile_with(module, inputs, planner, watch, in_place=in_place),
-        fullgraph=True,
-        dynamic=False,
-    )
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(module, inputs, planner, watch, in_place=in_place, layouts=layouts)
+
+    compiled: Loss = torch.compile(fresh(loss), backend=lowtides(backend), fullgraph=True, dynamic=False)
     progress("eager step")
     eagerly = _Way(loss, None if update is None else lambda model, _: update(model))
     subject.reset()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lowtide.capture.joint import Joint
+from lowtide.capture.layouts import layouts_of
 from lowtide.capture.loop import Region, looped
 from lowtide.capture.nested import Inner
 from lowtide.capture.outside import Half
@@ -25,6 +26,7 @@ from lowtide.execute.in_place import able_in_place
 from lowtide.execute.loops import issue_seconds, run_body, zeros
 from lowtide.execute.planning import Settings, costs_of, device_of, measurable
 from lowtide.execute.room import Room
+from lowtide.execute.witness import Witness
 from lowtide.graph import LOOP, Rect
 from lowtide.plan.make import Costs
 from lowtide.plan.tile import Inside, TileStep
@@ -39,6 +41,8 @@ _BOTH = 3
 """Operators of forward and backward for one of forward."""
 _WRITING = 0.15
 """What it takes to write an operator of a tile anew, over what it takes to capture it."""
+_CAPTURES = 4
+"""A way to cut is captured again so many times at most, until what it gives is what was captured."""
 _REPEATED = 60.0
 """Seconds for measuring the body of most tiles."""
 
@@ -79,6 +83,8 @@ class Cutter:
     """Operators of them."""
     cut: set[Hashable] = field(default_factory=set)
     """Regions that were cut before."""
+    witness: Witness | None = None
+    """Holds what tiles give while they are measured against what was captured of them."""
     around: dict[Hashable, Joint] = field(default_factory=dict)
     """What is around a region, which is the same whatever tiles it is cut into."""
 
@@ -93,9 +99,15 @@ class Cutter:
         return self.cut_up(tiling, one, True).seconds < self.cut_up(tiling, one, False).seconds
 
     def cut_up(
-        self, tiling: Tiling, boxes: Sequence[Rect], channels_last: bool, inner: Inner | None = None
+        self,
+        tiling: Tiling,
+        boxes: Sequence[Rect],
+        channels_last: bool,
+        inner: Inner | None = None,
+        *,
+        again: int = 0,
     ) -> Way:
-        """The step in these tiles, with what their operators take."""
+        """The step in these tiles, with what their operators take; ``again``: captured so often before."""
         begins, ends = tiling.begins, tiling.ends
         how: dict[str, Any] = {"channels_last": channels_last, "inner": inner, "around": self.around}
         began, amount = time.monotonic(), self._amount(tiling, boxes)
@@ -105,7 +117,11 @@ class Cutter:
         self.captured += amount
         self.cut.add((begins, ends))
         loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
+        witness = self.witness = Witness(layouts_of(self.joint.values))
         steps, which = self._steps(whole, loops, self.arguments)
+        if witness.learned and again < _CAPTURES:  # what was captured is not what runs
+            self.around.clear()
+            return self.cut_up(tiling, boxes, channels_last, inner, again=again + 1)
         if inner is not None and not any(step.inside for step in steps):
             raise CaptureError("nothing inside of tiles can be cut")
         return Way(whole, loops, steps, which, channels_last)
@@ -179,7 +195,7 @@ class Cutter:
 
         def run(marker: Marker) -> None:
             assert program is not None
-            run_body(region, number, program, values(), marker)
+            run_body(region, number, program, values(), marker, self.witness)
 
         costs = costs_of(body.graph, targets, kind, run if program else None, "measured", time_limit)
         if program and kind == "cuda" and not self.issue:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
+from lowtide.capture.dynamo import fresh, lowtides
+from lowtide.capture.layouts import Layouts
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
+from lowtide.execute.planned import Rehearsal, Rehearsed
 from lowtide.execute.planning import Settings
 from lowtide.execute.travel import bring_back
 from lowtide.execute.user_code import in_the_users_terms
@@ -26,29 +30,31 @@ class Fitted:
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         self._plan: Plan | None = None
-        self._compiled = torch.compile(
-            function,
-            backend=lambda module, inputs: compile_planned(
-                module, inputs, settings, self._seen, rehearsing=lambda: self._rehearsing
-            ),
-            fullgraph=True,
-        )
-        self._rehearsing = False
+        self._rehearsal = Rehearsal()
+        self.layouts = Layouts()
+        """What was learned of how results lie in memory."""
+
+        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(
+                module, settings, self._seen, rehearsal=self._rehearsal, layouts=self.layouts
+            )
+
+        self._compiled = torch.compile(fresh(function), backend=lowtides(backend), fullgraph=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
         bring_back()  # of a step whose backward is still to come
         return self._compiled(*args, **kwargs)
 
-    def rehearse(self, *args: Any, **kwargs: Any) -> None:
-        """Plan for arguments like these, and run forward once without a trace."""
+    def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
+        """Plan for arguments like these, run a step once without a trace, and ``verify`` it if asked."""
         bring_back()
-        self._rehearsing = True
+        self._rehearsal.now, self._rehearsal.verify = True, verify
         try:
-            with in_the_users_terms():
-                self._compiled(*args, **kwargs)
+            with contextlib.suppress(Rehearsed), in_the_users_terms():
+                self._compiled(*example, **keywords)
         finally:
-            self._rehearsing = False
+            self._rehearsal.now = False
             bring_back()
 
     @property
@@ -80,6 +86,7 @@ def fit(
     progress: Callable[[float, float | None, float, float | None], None] | None = None,
     offload: str | tuple[str, ...] = (),
     optimizer: torch.optim.Optimizer | None = None,
+    verify: bool = True,
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -94,6 +101,10 @@ def fit(
 
     ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
     with a comma. The state of the ``optimizer`` counts as part of the step.
+
+    With ``verify`` the first planned step is compared with eager PyTorch on the example, where that fits into
+    the device: the loss, every gradient and updated buffer, bit for bit or, in tiles, up to rounding. A
+    RunError names what differs.
     """
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
@@ -111,7 +122,7 @@ def fit(
         crossing=True,
     )
     fitted = Fitted(model_or_loss_fn, settings)
-    fitted.rehearse(*example, **keywords)
+    fitted.rehearse(example, keywords, verify=verify)
     if not fitted.planned:
         name = getattr(model_or_loss_fn, "__name__", type(model_or_loss_fn).__name__)
         raise CaptureError(f"{name} runs no operator on a tensor: pass the tensors of the step as arguments")

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.in_place_calls import operator_in_place
 from lowtide.capture.joint import Joint
 from lowtide.errors import PlanError
 from lowtide.plan.program import Program, Run
 
 __all__ = ["able_in_place", "in_place_variant", "refuse_in_place"]
+
+
+_OTHERS = {torch.ops.aten.mul.Scalar: torch.ops.aten.mul_.Tensor}
+"""Those whose own form in place rounds otherwise: ``mul_.Scalar`` rounds a number to half precision first."""
 
 
 def able_in_place(joint: Joint) -> frozenset[int]:
@@ -37,8 +42,9 @@ def refuse_in_place(joint: Joint, program: Program) -> None:
 
 def _able(joint: Joint, op: int) -> bool:
     call = joint.calls[op]
-    tags = getattr(call.target, "tags", ())
-    if call.several or torch.Tag.pointwise not in tags or in_place_variant(call.target) is None:
+    pointwise = torch.Tag.pointwise in getattr(call.target, "tags", ())
+    known = pointwise or operator_in_place(call.target) is not None
+    if call.several or not known or in_place_variant(call.target) is None:
         return False
     if not call.args or not isinstance(call.args[0], fx.Node):
         return False
@@ -56,6 +62,10 @@ def _able(joint: Joint, op: int) -> bool:
 
 def in_place_variant(target: Any) -> Any:
     """The operator that writes its result over its first argument, or None."""
+    if operator_in_place(target) is not None:
+        return operator_in_place(target)
+    if target in _OTHERS:
+        return _OTHERS[target]
     packet = getattr(target, "overloadpacket", None)
     if packet is None or getattr(target, "namespace", "") != "aten":
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lowtide.execute.loops import Turning
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.execute.travel import Traveller, bring_back, everything_away, may_leave
+from lowtide.execute.witness import Watched
 from lowtide.graph import RESIDENT_ROLES, Op, Role
 from lowtide.plan.memory import saved_for
 from lowtide.plan.plan import Plan
@@ -67,7 +69,9 @@ class Interpreter:
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
         self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
         self._undisturbed = _before_first_update(joint, program)
-        self._forward, self._backward = prepared(joint, program, self.states, self.leaves, Turning)
+        self.watched = Watched()
+        loops = partial(Turning, watched=self.watched)
+        self._forward, self._backward = prepared(joint, program, self.states, self.leaves, loops)
         self._transfers = _lanes(joint, program)
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
@@ -196,7 +200,8 @@ class Interpreter:
             self._sent.pop(next(iter(self._sent)))
 
     def _frame(self, states: list[torch.Tensor | None]) -> Frame:
-        frame = Frame(len(self.joint.graph.tensors), states, self._transfers)
+        witness = self.watched.by(self.joint)
+        frame = Frame(len(self.joint.graph.tensors), states, self._transfers, witness)
         for tensor, value in self.joint.constants.items():
             frame.table[tensor] = value
         return frame

@@ -18,6 +18,7 @@ from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
 from lowtide.execute.travel import Traveller, bring_back
+from lowtide.execute.witness import Saw
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.short import JOINED
 
@@ -37,9 +38,18 @@ class Frame:
         "table",
         "transfers",
         "travellers",
+        "witness",
     )
 
-    def __init__(self, tensors: int, states: list[torch.Tensor | None], transfers: Transfers | None) -> None:
+    def __init__(
+        self,
+        tensors: int,
+        states: list[torch.Tensor | None],
+        transfers: Transfers | None,
+        witness: Saw | None = None,
+    ) -> None:
+        self.witness = witness
+        """Shown what each operator gives, while somebody holds it against the capture."""
         self.table: list[Any] = [None] * tensors
         self.states = states
         self.hosts: dict[int, torch.Tensor] = {}
@@ -167,7 +177,8 @@ class Running(Line):
     """Calls an operator with its arguments filled in, and puts the results into the table."""
 
     __slots__ = (
-        "args", "awaited", "fill", "function", "kwargs", "op", "outputs", "several", "state", "store_state"
+        "args", "awaited", "fill", "function", "in_place", "kwargs", "op", "outputs", "several", "state",
+        "store_state", "told",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +194,9 @@ class Running(Line):
         """``joined`` are operators whose runs, after this short one, are part of it."""
         call = joint.calls[run.op]
         self.op = run.op
+        self.in_place = run.in_place is not None
+        self.told = not run.short
+        """Whether a witness is told of it: the first run of an operator, or one like it."""
         self.function = function or call.target
         if run.in_place is not None:
             self.function = in_place_variant(call.target)
@@ -199,6 +213,7 @@ class Running(Line):
             updates = {op.inputs[k] for k in op.attributes["updates"]}
             likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
             self.function = without_update(self.function, list(likes), list(likes.values()))
+            self.told = False
             self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
         self.outputs, self.several = call.results, call.several
 
@@ -239,6 +254,8 @@ class Running(Line):
             assert state is not None
             with replayed(state, args, kwargs):
                 result = self.function(*args, **kwargs)
+        if frame.witness is not None and self.told:
+            frame.witness(self.op, args, kwargs, result, self.in_place)
         if not self.several:
             tensor = self.outputs[0]
             if tensor >= 0 and table[tensor] is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
 from lowtide.execute.lines import Frame, prepared, run_lines
 from lowtide.execute.transfer import transfers
+from lowtide.execute.witness import Watched, Witness
 from lowtide.plan.program import Body, Loop, Program, Run, Send
 
 __all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
@@ -30,9 +32,9 @@ __all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
 class _Turn:
     """The Program of a body, ready to run."""
 
-    def __init__(self, joint: Joint, program: Program) -> None:
-        self.joint = joint
-        forward, backward = prepared(joint, program, (), loops=Turning)
+    def __init__(self, joint: Joint, program: Program, watched: Watched) -> None:
+        self.joint, self.watched = joint, watched
+        forward, backward = prepared(joint, program, (), loops=partial(Turning, watched=watched))
         self.lines = [*forward, *backward]
         sends = any(isinstance(line, Send) for line in program.instructions)
         self.transfers = transfers(joint.values[0].device) if sends else None
@@ -42,7 +44,7 @@ class _Turn:
     ) -> Any:
         """What the tile gives, if anything."""
         joint = self.joint
-        frame = Frame(len(joint.graph.tensors), [], self.transfers)
+        frame = Frame(len(joint.graph.tensors), [], self.transfers, self.watched.by(joint))
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -63,7 +65,7 @@ class _Turn:
 class Turning:
     """A loop as the function that its operator calls."""
 
-    def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body]) -> None:
+    def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body], watched: Watched) -> None:
         if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
             raise PlanError("the loop has other tiles than the step was cut into")
         self.region = region
@@ -78,7 +80,7 @@ class Turning:
                     "plan without tiles for now (only='recompute,offload')"
                 )
             if planned.body not in turns:
-                turns[planned.body] = _Turn(tile.joint, body.program)
+                turns[planned.body] = _Turn(tile.joint, body.program, watched)
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -136,10 +138,18 @@ def _arguments(
 
 
 def run_body(
-    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor], marker: Marker
+    region: Region | Half,
+    number: int,
+    program: Program,
+    values: Sequence[torch.Tensor],
+    marker: Marker,
+    witness: Witness | None = None,
 ) -> None:
-    """Run one tile of a body with a marker, as its operators are measured; nothing is kept."""
-    _one_turn(region, number, program, values)(marker)
+    """Run one tile of a body with a marker, as its operators are measured; nothing is kept.
+
+    A ``witness`` holds what its operators give against the capture.
+    """
+    _one_turn(region, number, program, values, witness)(marker)
 
 
 def issue_seconds(
@@ -160,12 +170,16 @@ def issue_seconds(
 
 
 def _one_turn(
-    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor]
+    region: Region | Half,
+    number: int,
+    program: Program,
+    values: Sequence[torch.Tensor],
+    witness: Witness | None = None,
 ) -> Callable[[Marker | None], None]:
     """A function that runs one tile of a body."""
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
-    turn = _Turn(joint, program)
+    turn = _Turn(joint, program, Watched(witness))
 
     def run(marker: Marker | None) -> None:
         with torch.no_grad():

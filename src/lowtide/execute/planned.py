@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.layouts import Layouts
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.exhausted import while_measuring
+from lowtide.execute.first_call import Compile, FirstCall
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint, warn_interrupted
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of, with_state
-from lowtide.execute.tiling import in_tiles, with_loop
+from lowtide.execute.tiling import in_tiles, loop_of, with_loop
 from lowtide.execute.travel import bring_back, may_leave
-from lowtide.execute.untouched import untouched
+from lowtide.execute.trial import no_trace
+from lowtide.execute.verify import Verification
+from lowtide.execute.witness import Witness
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
 from lowtide.units import format_seconds
 
-__all__ = ["Compile", "Planned"]
-
-Programs = Callable[[Joint], Program]
-Watch = Callable[[Interpreter], None]
-Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
-"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
+__all__ = ["Planned", "Rehearsal", "Rehearsed"]
 
 _WHOLE = 0.45
 """Of the time limit, for a plan without tiles where they are looked for beside it."""
@@ -50,7 +45,20 @@ _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
 
 
-class Planned:
+class Rehearsed(Exception):  # noqa: N818  it is no error
+    """Ends a call that was made to plan: nothing of the user's own code behind the step runs."""
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Whether a function is called to plan it, and what is asked of its first step then."""
+
+    now: bool = False
+    verify: bool = False
+    """Whether that is compared with eager PyTorch."""
+
+
+class Planned(FirstCall):
     """The function, compiled twice at its first call: once to be measured, once to run as planned.
 
     It is planned again where the optimiser's state has changed, as after the first step of all.
@@ -61,30 +69,28 @@ class Planned:
         module: fx.GraphModule,
         leaves: Sequence[Leaf],
         compiler: Compile,
+        layouts: Layouts,
         settings: Settings,
         seen: Callable[[Plan], None] | None,
-        rehearsing: Callable[[], bool],
+        rehearsal: Rehearsal,
     ) -> None:
-        self._module, self._leaves, self._compiler = module, leaves, compiler
-        self._settings, self._seen, self._rehearsing = settings, seen, rehearsing
-        self._ready: Callable[..., Any] | None = None
-        self._joint: Joint | None = None
+        super().__init__(module, leaves, compiler, layouts)
+        self._settings, self._seen, self._rehearsal = settings, seen, rehearsal
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
         self._fits = True
         """Whether the step can be run to measure it."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """The results for these arguments; while somebody rehearses, the call leaves no trace."""
+        """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
         if self._ready is None or layout(self._state()) != self._planned_for:
-            self._ready = self._make(arguments)
-        if not self._rehearsing():
-            return self._ready(*arguments)
-        assert self._joint is not None
-        with _untouched(arguments, self._leaves, self._joint):
-            return self._ready(*arguments)
+            self._ready = self.made(arguments)
+        if self._rehearsal.now:
+            raise Rehearsed
+        return self._ready(*arguments)
 
-    def _make(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []
         bring_back()
         device = Room(arguments).device
@@ -94,13 +100,13 @@ class Planned:
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
         program = self._to_measure(room)
-        measuring = self._compiled(arguments, program, made.append)
+        measuring = self.compiled(arguments, program, made.append)
+        joint = made[0].joint
 
-        def run(marker: Marker) -> None:
+        def run(marker: Marker | None = None) -> bool:
             made[0].marker = marker
             try:
-                with _untouched(arguments, self._leaves, made[0].joint):
-                    _step(measuring, arguments)
+                return self.rehearsed(measuring, made[0], arguments, witness)
             except Exception as error:
                 told = while_measuring(error, room.device)
                 if told is None:
@@ -110,7 +116,8 @@ class Planned:
             finally:
                 made[0].marker = None
 
-        joint = self._joint = made[0].joint
+        if self._fits and not run():
+            return None
         pinned = _pinned(joint, arguments, state)
         tiles_alone = "tile" in self._settings.only and not self._fits
         plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
@@ -123,11 +130,23 @@ class Planned:
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
             interpreter.state = self._state
+            made.append(interpreter)
 
-        ready = self._compiled(arguments, planned, promise)
+        ready = self.compiled(arguments, planned, promise)
         if self._seen is not None:
             self._seen(plan)
-        return ready
+        if self._verified(plan, room):
+            verification = Verification(self.module, arguments, self.leaves, joint, plan)
+            same = self.rehearsed(ready, made[-1], arguments, witness, verification.compare)
+        else:  # all operators of a step without tiles were seen before
+            seen = self._fits and loop_of(plan.program) is None
+            same = seen or self.rehearsed(ready, made[-1], arguments, witness)
+        return ready if same else None
+
+    def _verified(self, plan: Plan, room: Room) -> bool:
+        """Whether the first step is compared with eager PyTorch, for which that must fit into the device."""
+        asked = self._rehearsal.now and self._rehearsal.verify
+        return asked and plan.plain.peak_bytes <= room.free_bytes()
 
     def _best(
         self,
@@ -163,7 +182,7 @@ class Planned:
             return enough
         left = max(_TILES * settings.time_limit, _ALL * settings.time_limit - spent)
         try:
-            with _untouched(arguments, self._leaves, joint):
+            with no_trace(arguments, self.leaves, joint):
                 tiled = in_tiles(joint, arguments, room, settings, budget, plain, state, time_limit=left)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except KeyboardInterrupt:
@@ -214,17 +233,6 @@ class Planned:
 
         return program
 
-    def _compiled(
-        self,
-        arguments: Sequence[Any],
-        program: Callable[[Joint], Program],
-        watch: Callable[[Interpreter], None],
-    ) -> Callable[..., Any]:
-        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-        with tracing(TracingContext(mode)):
-            inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-            return self._compiler(self._module, self._leaves, inputs, program, watch)
-
 
 def _good_without_tiles(whole: Plan, settings: Settings) -> Plan | None:
     """The plan without tiles where none are looked for."""
@@ -250,22 +258,3 @@ def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor
     places = [*joint.inputs, *range(size, size + len(state))]
     able = may_leave([*arguments, *state])
     return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]
-
-
-def _step(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Forward, and backward of everything that has one, into gradients that nobody keeps."""
-    results = function(*arguments)
-    outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-    wanted = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
-    if outputs and wanted:
-        ones = [torch.ones_like(output) for output in outputs]
-        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
-
-
-def _untouched(
-    arguments: Sequence[Any], leaves: Sequence[Leaf], joint: Joint
-) -> contextlib.AbstractContextManager[None]:
-    """Afterwards arguments that the step updates, and random states, are what they were."""
-    names = {joint.graph.tensors[t].name for t in joint.graph.attributes.get("updated", ())}
-    tensors = [(a, leaf) for a, leaf in zip(arguments, leaves, strict=False) if isinstance(a, torch.Tensor)]
-    return untouched([a for a, leaf in tensors if leaf.name in names], [a.device for a, _ in tensors])

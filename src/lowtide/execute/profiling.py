@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
+from lowtide.capture.dynamo import fresh, lowtides
 from lowtide.capture.ending import read_update
 from lowtide.capture.joint import Joint
 from lowtide.capture.step import capture
@@ -144,8 +143,10 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
         interpreter.marker = _Stop()
         made.append(interpreter)
 
-    backend = functools.partial(compile_with, planner=store_all, watch=seen, in_place=False)
-    compiled = torch.compile(_fresh(function), backend=backend, dynamic=False, fullgraph=True)
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(module, inputs, store_all, seen, in_place=False)
+
+    compiled = torch.compile(fresh(function), backend=lowtides(backend), dynamic=False, fullgraph=True)
 
     def once() -> None:
         with _gradients(trains):
@@ -170,21 +171,6 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
             made[0].marker = None
 
     return _Compiled(made[0].joint, run)
-
-
-def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with code of its own, so that torch keeps what it compiled for others apart."""
-    if not isinstance(function, FunctionType):
-        return function
-    twin = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
 
 
 def _gradients(wanted: bool) -> contextlib.AbstractContextManager[None]:

@@ -9,20 +9,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.capture.joint import Leaf
 from lowtide.capture.sizes import Fixed, Symbolic, fingerprint
 
 __all__ = ["REMEMBERED", "Remembering", "alive"]
 
-REMEMBERED = 8
+REMEMBERED = 64
 """Shapes whose plans are kept, unless the user says otherwise."""
 
 Compiled = Callable[..., Any]
-Compiler = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any]], Compiled]
+Compiler = Callable[[fx.GraphModule, Sequence[Leaf]], Compiled]
 
 _ALIVE: weakref.WeakValueDictionary[Hashable, _Held] = weakref.WeakValueDictionary()
 """What somebody still holds. Torch hands over the first shape as it is and the second one as symbols, which
@@ -95,10 +92,7 @@ class Remembering:
         taken = [arguments[k] for k in fixed.places]
 
         def make() -> Compiled:
-            mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-            with tracing(TracingContext(mode)):
-                inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in taken]
-                return self._compiler(fixed.module, leaves, inputs)
+            return self._compiler(fixed.module, leaves)
 
         return fixed, alive(fixed.module, leaves, taken, self._purpose, make)
 

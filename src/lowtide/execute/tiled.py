@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.dynamo import fresh, lowtides
 from lowtide.capture.joint import Joint
 from lowtide.capture.loop import looped
 from lowtide.capture.owned import Owned
@@ -105,7 +106,7 @@ def run_tiles(
     def compiled(module: Any, inputs: Sequence[Any]) -> Any:
         return compile_with(module, inputs, lambda _: program, in_place=False)
 
-    tiled = torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
+    tiled = torch.compile(fresh(function), backend=lowtides(compiled), fullgraph=True, dynamic=False)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     found = []
     for step in (function, tiled, function, tiled):  # the first of each sets up

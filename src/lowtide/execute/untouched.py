@@ -7,19 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from lowtide.execute.bits import same_bits
+
 __all__ = ["untouched"]
 
 
 @contextlib.contextmanager
 def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device]) -> Iterator[None]:
     """Afterwards these tensors hold what they held, and so do the generators of the host and the devices."""
-    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in changing]
+    before = [(tensor, tensor.detach().clone()) for tensor in changing]
     drawing = sorted({device for device in devices if device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices=drawing):
         try:
             yield
         finally:
             with torch.no_grad():
-                for tensor, value, version in before:
-                    if tensor._version != version:
+                for tensor, value in before:
+                    if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
                         tensor.copy_(value)

@@ -154,7 +154,7 @@ class Site:
 
         Of several results the node is the one that is wanted.
         """
-        target = function or self.call.target
+        target = function or self.call.source
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for argument in signature(target):
@@ -189,7 +189,7 @@ def bind(call: Call, op: Op, graph: Graph, parts: Sequence[Part | None]) -> dict
         return [held(item) for item in value] if isinstance(value, list | tuple) else value
 
     found: dict[str, Any] = {}
-    for k, argument in enumerate(signature(call.target)):
+    for k, argument in enumerate(signature(call.source)):
         if k < len(call.args):
             found[argument.name] = held(call.args[k])
         elif argument.name in call.kwargs:

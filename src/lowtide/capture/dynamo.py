@@ -1,0 +1,111 @@
+"""What Dynamo does for a compiler, and must not do in functions that are compiled for Lowtide.
+
+- It takes ``addcdiv(a, b, c, value=v)`` apart into a division, a product and a sum, and ``addcmul_`` into a
+  product and a fused multiplication, so that the last bits differ. Here operators stay as they were written.
+- It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
+  module's Python counter. Here it goes on, and counters may count.
+
+For other backends Dynamo does what it always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+import torch._dynamo.config
+from torch._dynamo import convert_frame
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+__all__ = ["adapt_dynamo", "fresh", "lowtides"]
+
+_MARK = "lowtide_backend"
+_METHODS = ("method_addcmul_", "method_addcdiv_")
+_FUNCTIONS = (torch.addcdiv,)
+_COMPILER = 5
+"""Where the backend is among the arguments of what compiles a frame."""
+_SETTINGS = {
+    "recompile_limit": 1024,
+    "accumulated_recompile_limit": 1024,
+    "allow_unspec_int_on_nn_module": True,
+}
+_INSIDE = ("compiler_fn", "_torchdynamo_orig_backend", "__wrapped__")
+"""Where torch keeps the backend that one of its own stands in front of."""
+
+
+def lowtides(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """The backend, marked as one of Lowtide's."""
+    setattr(backend, _MARK, True)
+    return backend
+
+
+def adapt_dynamo() -> None:
+    """Have Dynamo do what Lowtide needs, in functions that are compiled for it; once is enough."""
+    compile_frame = getattr(convert_frame, "_compile", None)
+    if compile_frame is not None and not hasattr(compile_frame, _MARK):
+        setattr(convert_frame, "_compile", lowtides(_often(compile_frame)))  # noqa: B010
+    for name in _METHODS:
+        method = getattr(TensorVariable, name, None)
+        if method is not None and not hasattr(method, _MARK):
+            setattr(TensorVariable, name, lowtides(_unless_ours(method)))
+    handlers: dict[Any, Any] = getattr(TorchInGraphFunctionVariable, "_get_handlers", dict)()
+    for function in _FUNCTIONS:
+        handler = handlers.get(function)
+        if handler is not None and not hasattr(handler, _MARK):
+            handlers[function] = lowtides(_unless_ours(handler))
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with code of its own, so that torch keeps what it compiled for others apart."""
+    if isinstance(function, MethodType):
+        return MethodType(fresh(function.__func__), function.__self__)
+    if isinstance(function, FunctionType):
+        return _twin(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return _twin(call)
+
+
+def _twin(function: FunctionType | Callable[..., Any]) -> FunctionType:
+    assert isinstance(function, FunctionType)
+    code, name = function.__code__.replace(), function.__name__
+    twin = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+    """What compiles a frame, which does so many times for Lowtide."""
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("compiler_fn", args[_COMPILER] if len(args) > _COMPILER else None)
+        if not _ours(given):
+            return compile_frame(*args, **kwargs)
+        with torch._dynamo.config.patch(_SETTINGS):
+            return compile_frame(*args, **kwargs)
+
+    return compiled
+
+
+def _unless_ours(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which takes nothing apart (gives None) in a function that is compiled for Lowtide."""
+
+    def kept(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _ours(tx.output.compiler_fn) else method(self, tx, *args, **kwargs)
+
+    return kept
+
+
+def _ours(backend: Any) -> bool:
+    seen: list[Any] = []
+    while backend is not None and not any(backend is one for one in seen):
+        if getattr(backend, _MARK, False):
+            return True
+        seen.append(backend)
+        backend = next((getattr(backend, name) for name in _INSIDE if hasattr(backend, name)), None)
+    return False

@@ -1,0 +1,145 @@
+"""A captured function that is compiled at its first call, when its arguments are there to try it with.
+
+Whatever was captured is rehearsed: one step, without a trace, in which every result is held against what the
+capture says of it. Where one lies in memory otherwise than torch's tracing says, the function is captured
+again with that known.
+"""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from lowtide.capture.joint import Joint, Leaf
+from lowtide.capture.layouts import Layouts, fake_arguments
+from lowtide.errors import LowtideError, PlanError, RunError
+from lowtide.execute.exhausted import ran_out
+from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.travel import bring_back
+from lowtide.execute.trial import Outcome, stepped
+from lowtide.execute.witness import Witness
+from lowtide.plan.plain import store_all
+from lowtide.plan.program import Program
+
+__all__ = ["Compile", "FirstCall", "Unplanned"]
+
+Programs = Callable[[Joint], Program]
+Watch = Callable[[Interpreter], None]
+Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
+"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
+
+_CAPTURES = 8
+"""A function is captured so many times at most: what is learned shows what else is to be learned."""
+
+
+class FirstCall(ABC):
+    """The function, made ready at its first call."""
+
+    def __init__(
+        self, module: fx.GraphModule, leaves: Sequence[Leaf], compiler: Compile, layouts: Layouts
+    ) -> None:
+        self.module, self.leaves, self._compiler, self.layouts = module, leaves, compiler, layouts
+        self._ready: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments."""
+        if self._ready is None:
+            self._ready = self.made(arguments)
+        return self._ready(*arguments)
+
+    def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The function, captured again until what it gives is what the capture says."""
+        for _ in range(_CAPTURES):
+            witness = Witness(self.layouts)
+            ready = self.make(arguments, witness)
+            if ready is not None:
+                return ready
+            if not witness.learned:
+                break
+        raise RunError(
+            f"a result lies in memory otherwise than torch says while it traces: {witness.about}. The step "
+            "cannot be captured as it runs; report this with your version of torch and the line that it is in"
+        )
+
+    @abstractmethod
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function, rehearsed before the witness; None where what it gave was not as captured."""
+
+    def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
+        """The function for the shapes of these arguments, run by a Program."""
+        mode = self.layouts.mode()
+        with tracing(TracingContext(mode)):
+            return self._compiler(self.module, self.leaves, fake_arguments(mode, arguments), program, watch)
+
+    def rehearsed(
+        self,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+        left: Callable[[Outcome], None] | None = None,
+    ) -> bool:
+        """Whether all results of one step, which leaves no trace, are what the capture says of them.
+
+        ``left`` is shown what the step leaves behind.
+        """
+        interpreter.watched.witness = witness
+        before = witness.differing
+        try:
+            outcome = stepped(function, arguments, self.leaves, interpreter.joint)
+            if left is not None and witness.differing == before:
+                left(outcome)
+        except LowtideError:
+            raise
+        except Exception as error:  # what was captured wrongly may end in anything
+            if witness.differing == before or ran_out(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+        finally:
+            interpreter.watched.witness = None
+            bring_back()
+        return witness.differing == before
+
+
+class Unplanned(FirstCall):
+    """The function run by a Program that needs no figures."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compile,
+        layouts: Layouts,
+        program: Programs,
+        watch: Watch | None,
+    ) -> None:
+        super().__init__(module, leaves, compiler, layouts)
+        self._program, self._watch = program, watch
+
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function, rehearsed."""
+        made: list[Interpreter] = []
+        try:
+            ready = self.compiled(arguments, self._program, made.append)
+        except (
+            PlanError
+        ):  # a program that is given may be of the step as it really runs, which is not known yet
+            if self._as_captured(arguments, witness):
+                raise
+            return None
+        if made and not self.rehearsed(ready, made[-1], arguments, witness):
+            return None
+        if made and self._watch is not None:
+            self._watch(made[-1])
+        return ready
+
+    def _as_captured(self, arguments: Sequence[Any], witness: Witness) -> bool:
+        """Whether the step runs as it was captured, by the plain program."""
+        made: list[Interpreter] = []
+        plain = self.compiled(arguments, lambda joint: store_all(joint.graph), made.append)
+        return not made or self.rehearsed(plain, made[-1], arguments, witness)

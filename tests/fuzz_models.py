@@ -1,0 +1,290 @@
+"""Fits random steps by the thousand: ``python -m tests.fuzz_models --cases 2000``.
+
+Each case is a step of :mod:`tests.random_models` with a budget and methods, made from its number alone, so that it
+can be looked at again with ``--only``. It is fitted and trained for three steps beside eager PyTorch. Nothing but
+Lowtide's own errors may come, every peak stays inside the budget, and what the steps leave behind is that of eager:
+bit for bit, or in tiles no further from float64 than a few times what eager is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.cost.watch import watch_cpu
+from lowtide.errors import CaptureError, InfeasibleError, LowtideError
+from lowtide.execute.bits import same_bits
+from tests.random_models import Step, random_step
+
+STEPS = 3
+BUDGETS = ("100%", "100%", "85%", "70%", "55%", "40%", "smallest")
+METHODS = ("auto", "auto", "recompute", "recompute,offload", "recompute,tile", "recompute,offload,tile")
+_RATE = 1e-2
+_TIMES = 16
+"""In tiles, values may be so many times further from float64 than those of eager."""
+_LEAST = 64
+"""And so many roundings of the largest value besides."""
+
+
+@dataclass(frozen=True)
+class Case:
+    step: Step
+    budget: str
+    only: str
+    offload: str
+
+
+def case(number: int) -> Case:
+    """The case of a number; some steps come with several budgets."""
+    draw = random.Random(f"case {number}")
+    only = draw.choice(METHODS)
+    offload = "parameters" if "offload" in only and draw.random() < 0.3 else ""
+    return Case(random_step(number), draw.choice(BUDGETS), only, offload)
+
+
+class WrongError(AssertionError):
+    """A promise that was broken."""
+
+
+def checked(number: int) -> str:
+    """How a case ended, in a word; a WrongError says which promise was broken."""
+    one = case(number)
+    step = one.step
+    torch._dynamo.reset()
+    model = step.build()
+    try:
+        expected = trained(step, copy.deepcopy(model), step.loss)
+    except (RuntimeError, NotImplementedError, IndexError):
+        return "refused by eager"
+    if not all(
+        same_bits(a, b) for a, b in zip(expected, trained(step, copy.deepcopy(model), step.loss), strict=True)
+    ):
+        return "eager differs from itself"
+    try:
+        fitted = fit(one, model)
+    except InfeasibleError as error:
+        return refused(one, model, error)
+    except CaptureError:
+        return "not captured"
+    if fitted.plan.predicted.peak_bytes > fitted.plan.budget_bytes:
+        raise WrongError(f"predicted {fitted.plan.predicted.peak_bytes} in {fitted.plan.budget_bytes}")
+    inside(one, model, fitted)
+    got = trained(step, copy.deepcopy(model), fitted)
+    tiles = fitted.plan.decisions.tiles
+    if not tiles:
+        for k, (a, b) in enumerate(zip(expected, got, strict=True)):
+            if not same_bits(a, b):
+                raise WrongError(f"value {k} of {len(got)} differs: {apart(a, b):.3g}")
+        return "bitwise"
+    as_exact(step, model, expected, got)
+    return "in tiles"
+
+
+def fit(one: Case, model: nn.Module, budget: str | int | None = None) -> lowtide.Fitted:
+    """The step inside the budget of the case."""
+    torch.manual_seed(0)
+    batch = one.step.batch()
+    if budget is None and one.budget == "smallest":
+        try:
+            return fit(one, model, 1)
+        except InfeasibleError as error:
+            budget = error.smallest_budget
+    return lowtide.fit(
+        one.step.loss, model, *batch, budget=one.budget if budget is None else budget, only=one.only,
+        offload=one.offload, time_limit=0.5,
+    )  # fmt: skip
+
+
+def refused(one: Case, model: nn.Module, error: InfeasibleError) -> str:
+    """A budget that is too small: the one that the error names must work."""
+    if error.smallest_budget <= error.budget:
+        raise WrongError(f"{error.budget} bytes refused, and {error.smallest_budget} named")
+    if one.budget == "smallest":
+        raise WrongError(f"the smallest budget that was named is refused, {error.smallest_budget} named next")
+    torch._dynamo.reset()
+    try:
+        fit(one, model, error.smallest_budget)
+    except InfeasibleError as again:
+        raise WrongError(
+            f"{error.smallest_budget} bytes named, then refused: {again.smallest_budget}"
+        ) from again
+    return "too small"
+
+
+def trained(step: Step, model: nn.Module, function: object) -> list[torch.Tensor | None]:
+    """What some steps of SGD leave behind."""
+    found: list[torch.Tensor | None] = []
+    for k in range(STEPS):
+        torch.manual_seed(k)
+        batch = step.batch()
+        loss = stepped(step, model, function, batch)
+        found += [loss.detach(), torch.get_rng_state(), *(t.grad for t in batch if t.is_floating_point())]
+        found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=_RATE)
+    return [*found, *(t.detach().clone() for t in model.state_dict().values())]
+
+
+def stepped(step: Step, model: nn.Module, function: object, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Forward and backward."""
+    model.zero_grad(set_to_none=True)
+    result = function(model, *batch)
+    # of a result, a gradient that lies as it does: in another layout it would be copied first, and round otherwise
+    result.backward(result.detach().clone() if step.outside else None)
+    return result
+
+
+def inside(one: Case, model: nn.Module, fitted: lowtide.Fitted) -> None:
+    """The measured peak of a step stays inside the budget."""
+    if one.step.outside:
+        return  # the loss is not a part of the step
+    own = copy.deepcopy(model)
+    torch.manual_seed(0)
+    batch = one.step.batch()
+    stepped(one.step, own, fitted, batch)
+    own.zero_grad(set_to_none=True)
+    batch = tuple(t.detach().requires_grad_(t.requires_grad) for t in batch)
+    leaves = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in (*own.state_dict().values(), *batch)
+    }
+    _, seen = watch_cpu(lambda _: stepped(one.step, own, fitted, batch))
+    peak, budget = seen.peak_bytes + sum(leaves.values()), fitted.plan.budget_bytes
+    if peak > budget:
+        raise WrongError(f"measured {peak} in {budget}, predicted {fitted.plan.predicted.peak_bytes}")
+
+
+def as_exact(step: Step, model: nn.Module, eager: list, got: list) -> None:
+    """What tiles leave behind after one step is as near to float64 as what eager leaves."""
+    exact = trained_in_double(step, model)
+    for k, (one, other, true) in enumerate(zip(got, eager, exact, strict=False)):
+        if true is None or not true.is_floating_point() or one is None or other is None:
+            continue
+        scale = float(true.abs().max()) or 1.0
+        allowed = _TIMES * apart(other, true) + _LEAST * torch.finfo(one.dtype).eps * max(scale, 1e-3)
+        if apart(one, true) > allowed:
+            raise WrongError(
+                f"value {k}: {apart(one, true):.3g} from float64, eager {apart(other, true):.3g}"
+            )
+
+
+def trained_in_double(step: Step, model: nn.Module) -> list[torch.Tensor | None]:
+    """What one step of SGD leaves behind in float64, from the same random numbers."""
+    own = copy.deepcopy(model).double()
+    torch.manual_seed(0)
+    batch = tuple(
+        t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
+        for t in step.batch()
+    )
+    with torch.autocast("cpu", enabled=False):
+        loss = stepped(step, own, step.loss, batch)
+    gradients = [t.grad for t in batch if t.is_floating_point()]
+    return [loss.detach(), None, *gradients, *(p.grad for p in own.parameters())]
+
+
+def apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest difference."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    return float((one.double() - other.double()).abs().nan_to_num(0.0).max()) if one.numel() else 0.0
+
+
+def survive(numbers: Iterable[int], say: object = None) -> Counter[str]:
+    """Check the cases; how they ended, counted. A WrongError or any error that is not Lowtide's is let through."""
+    found: Counter[str] = Counter()
+    for number in numbers:
+        try:
+            ended = checked(number)
+        except WrongError as error:
+            raise WrongError(f"case {number}: {error} ({described(number)})") from error
+        except LowtideError as error:
+            raise WrongError(
+                f"case {number}: {type(error).__name__}: {error} ({described(number)})"
+            ) from error
+        except Exception as error:
+            raise WrongError(f"case {number} raised {error!r} ({described(number)})") from error
+        found[ended] += 1
+    return found
+
+
+def described(number: int) -> str:
+    one = case(number)
+    return f"{one.budget}, {one.only}{', ' + one.offload if one.offload else ''}; {one.step.words}"
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """With a cache of its own, on one thread, without warnings."""
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ["LOWTIDE_CACHE"] = folder
+        yield
+
+
+def _work(numbers: list[int]) -> tuple[Counter[str], list[str]]:
+    """Some cases in a process of their own: how they ended, and what went wrong."""
+    found, wrong = Counter[str](), list[str]()
+    with quietly():
+        for number in numbers:
+            try:
+                found += survive([number])
+            except WrongError as error:
+                wrong.append(str(error))
+                found["WRONG"] += 1
+                if not isinstance(error.__cause__, WrongError):
+                    wrong.append("".join(traceback.format_exception(error.__cause__)[-3:]))
+            gc.collect()
+    return found, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="number of the first case")
+    parser.add_argument("--only", type=int, help="only this case")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    if options.only is not None:
+        with quietly():
+            sys.stdout.write(f"{described(options.only)}\n{dict(survive([options.only]))}\n")
+        return
+    start, total, wrong = time.perf_counter(), Counter[str](), 0
+    numbers = list(range(options.seed, options.seed + options.cases))
+    parts = [numbers[k : k + 25] for k in range(0, len(numbers), 25)]
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4) as pool:
+        for done, (found, problems) in enumerate(pool.imap_unordered(_work, parts), 1):
+            total += found
+            wrong += found["WRONG"]
+            for problem in problems:
+                sys.stdout.write(f"{problem}\n")
+            if done % 8 == 0 or done == len(parts):
+                took = time.perf_counter() - start
+                sys.stdout.write(f"{sum(total.values())} cases, {took:.0f} s: {dict(total.most_common())}\n")
+                sys.stdout.flush()
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
