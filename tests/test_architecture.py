@@ -10,13 +10,14 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "suggest", "files", "documents", "collector", "needs"}
+BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs"}
 MAY_IMPORT = {
-    "errors": set(),
+    "printable": set(),
+    "errors": {"printable"},
     "units": set(),
     "suggest": set(),
     "collector": set(),
-    "files": {"errors"},
+    "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
     "graph": BASE,

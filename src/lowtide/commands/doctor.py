@@ -14,10 +14,11 @@ import click
 import msgspec
 
 from lowtide import __version__
-from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.commands.common import Choice, json_option, print_json, say
 from lowtide.cost.device import Device, cache_folder, load_device, store_device
 from lowtide.errors import FileError, ToolError
 from lowtide.needs import INSTALL_TORCH, needs_torch
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["doctor"]
@@ -60,7 +61,7 @@ def doctor(device: str | None, measure: bool, as_json: bool) -> None:
         print_json(view)
     else:
         for line in _lines(view):
-            click.echo(line)
+            say(printable(line))
 
 
 def _device(kind: str, again: bool) -> tuple[Device, str]:

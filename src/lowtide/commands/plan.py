@@ -6,17 +6,24 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, offload_option, print_json
+from lowtide.commands.common import (
+    Choice,
+    is_step_file,
+    json_option,
+    offload_option,
+    print_json,
+    read_for,
+    say,
+)
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
 from lowtide.documents import write_document
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.files import check_outputs
+from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
@@ -28,6 +35,7 @@ from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Plan
 from lowtide.plan.short import short_seconds
 from lowtide.plan.sweep import Point, Sweep, sweep
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["plan"]
@@ -102,7 +110,7 @@ def plan(
         raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
     if budget is None and not sweeping:
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
-    check_outputs(output)
+    check_outputs(output, inputs=[read_for(target), cost])
     leaving = parse_offload(offload)
     chosen = only in (None, "auto")
     asked = _usual(target, sweeping, device) if chosen else str(only).split(",")
@@ -149,7 +157,7 @@ def plan(
                 **options,
             )
     except InfeasibleError:
-        if not chosen or _is_file(target) or cost not in (None, *_ORIGINS):
+        if not chosen or is_step_file(target) or cost not in (None, *_ORIGINS):
             raise
         in_tiles((*means, "tile"))
     else:
@@ -158,7 +166,7 @@ def plan(
 
 def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
     """Means where none are asked for: what leaves all bits as they are, as far as it helps there."""
-    if sweeping or _is_file(target):
+    if sweeping or is_step_file(target):
         return ["recompute"]
     with needs_torch("planning a PyTorch step"):
         from lowtide.cost.probe import best_device
@@ -174,9 +182,9 @@ def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: boo
     if as_json:
         print_json({"target": name, **made.as_json()})
     elif explain:
-        click.echo(made.explain())
+        say(made.explain())
     else:
-        click.echo("\n".join(made.explain().splitlines()[:5]))
+        say("\n".join(made.explain().splitlines()[:5]))
 
 
 @contextlib.contextmanager
@@ -195,7 +203,7 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
     """Say what tiles cannot be combined with."""
     if sweeping:
         raise click.UsageError("--sweep knows no tiles; give a --budget, or --only recompute,offload")
-    if _is_file(target):
+    if is_step_file(target):
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
     if cost not in (None, *_ORIGINS):
         raise PlanError(f"--cost {cost}: tiles are new operators, whose costs are measured or estimated")
@@ -238,10 +246,6 @@ def _in_tiles(
     return built.name, made.plan
 
 
-def _is_file(target: str) -> bool:
-    return Path(target).is_file() and not target.endswith(".py")
-
-
 def _source(
     target: str,
     cost: str | None,
@@ -250,7 +254,7 @@ def _source(
     leaving: tuple[str, ...],
     fresh: bool,
 ) -> _Source:
-    if _is_file(target):
+    if is_step_file(target):
         step = read_file(target).step
         able = pointwise(step.graph)
         return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))
@@ -316,7 +320,7 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
 
 
 def _costs_from(file: str, operators: int) -> Costs:
-    if not Path(file).is_file():
+    if not is_file(file):
         raise PlanError(f"--cost {file}: neither measured, estimated, unit nor a file")
     step = read_file(file).step
     found = _costs_of_step(step, file)
@@ -344,7 +348,7 @@ def _progress(seconds: float, best: float | None, bound: float, gap: float | Non
 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
-        click.echo(text, err=True)
+        say(text, err=True)
 
 
 def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> None:
@@ -353,12 +357,13 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     if as_json:
         print_json({"target": name, **found.as_json()})
         return
-    click.echo(f"{name}: plain {format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}")
-    click.echo("  budget             peak      overhead     bound       gap  kept  again  away")
+    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}"
+    say(f"{printable(name)}: plain {plain}")
+    say("  budget             peak      overhead     bound       gap  kept  again  away")
     for point in found.points:
-        click.echo(_row(point, found))
+        say(_row(point, found))
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
-    click.echo(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
+    say(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -28,6 +28,7 @@ from lowtide.cost.types import Cost, Figure, Origin
 from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
 from lowtide.graph import Graph
+from lowtide.printable import printable
 
 __all__ = ["Measured", "measure"]
 
@@ -170,7 +171,8 @@ class _Meter(Marker):
             except RuntimeError:  # no room for a second result, or no such kernel
                 break
             except Exception as error:  # a compiler's: whatever it says, the step runs without it
-                warnings.warn(f"BatchNorm runs again as a whole, its short form fails: {error}", stacklevel=2)
+                said = printable(str(error), lines=True)
+                warnings.warn(f"BatchNorm runs again as a whole, its short form fails: {said}", stacklevel=2)
                 break
             found[tail] = Figure(statistics.median(samples), Origin.MEASURED)
         return found
