@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
+from lowtide.capture.boxes import refuse_others
 from lowtide.capture.differentiate import Change, Example, differentiated
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.outside import in_halves
@@ -27,6 +28,8 @@ def nested(inner: Inner) -> Differentiate:
         if chosen is None:
             return differentiated(graph, examples, leaves, change)
         end, boxes = chosen
-        return in_halves(Tiling(plain, (), end), boxes, change)
+        tiling = Tiling(plain, (), end)
+        refuse_others(boxes, tiling.axes, "the axes that are cut inside a tile")
+        return in_halves(tiling, boxes, change)
 
     return made

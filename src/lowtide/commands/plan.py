@@ -25,7 +25,7 @@ from lowtide.documents import write_document
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
-from lowtide.graph import Graph
+from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.in_place import pointwise
@@ -256,6 +256,7 @@ def _source(
 ) -> _Source:
     if is_step_file(target):
         step = read_file(target).step
+        check_attributes(step.graph)
         able = pointwise(step.graph)
         return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))
     with needs_torch("planning a PyTorch step"):

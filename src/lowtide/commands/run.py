@@ -25,6 +25,7 @@ from lowtide.plan.check import check
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Loop, Program
+from lowtide.plan.valid import valid_program
 from lowtide.printable import printable
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
@@ -147,7 +148,7 @@ def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
             f"{name!r} is neither one of {choices} nor a file.{did_you_mean(name, known)}",
             param_hint="--program",
         )
-    return _given(read_document(name, Program))
+    return _given(valid_program(read_document(name, Program)))
 
 
 def _planned(plan: Plan) -> Callable[[Graph], Program]:

@@ -15,6 +15,7 @@ from lowtide.files import check_outputs, write_atomically
 from lowtide.formats.registry import read_file
 from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Graph
+from lowtide.graph.access import check_calls
 from lowtide.graph.tiles import Cut, Own, tile_input, tile_output
 from lowtide.needs import needs_torch
 from lowtide.printable import printable
@@ -153,7 +154,7 @@ def _graph(target: str, own: str) -> tuple[str, Graph]:
                 f"{target}: the file does not say with which arguments operators are called, so nobody "
                 "knows which parts of their inputs they read; capture the step with `lowtide profile`"
             )
-        return target, graph
+        return target, check_calls(graph)
     with needs_torch("capturing a PyTorch step"):
         from lowtide import zoo
         from lowtide.execute.graphs import graph_of

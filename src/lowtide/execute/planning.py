@@ -39,6 +39,7 @@ from lowtide.plan.program import Program
 from lowtide.plan.search import Progress
 from lowtide.plan.short import short_seconds
 from lowtide.plan.simulate import simulate
+from lowtide.plan.valid import valid_plan
 from lowtide.suggest import did_you_mean
 
 __all__ = [
@@ -317,7 +318,7 @@ class Kept:
         if not self.wanted:
             return None
         with contextlib.suppress(LowtideError):
-            plan = read_document(self._path(), Plan)
+            plan = valid_plan(read_document(self._path(), Plan))
             graph = self.graph if self.whole is None else self.whole(plan)
             if plan.graph == graph and plan.beside_bytes == self.beside and not plan.interrupted:
                 check(
