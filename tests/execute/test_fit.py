@@ -2,12 +2,13 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
 
 import lowtide
-from lowtide.errors import InfeasibleError, PlanError
+from lowtide.errors import InfeasibleError, PlanError, RunError
 from lowtide.execute.compare import compare
 from lowtide.plan.program import Run
 from tests.execute.small import batch, network
@@ -43,6 +44,16 @@ def test_a_fitted_step_is_the_same_step():
     assert step.plan.predicted.peak_bytes <= step.plan.budget_bytes < step.plan.plain.peak_bytes
     for _ in range(2):
         assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+
+
+def test_a_fitted_step_says_that_it_cannot_be_copied():
+    model, x = network(), batch()
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=1)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(RunError, match=r"cannot be pickled or copied.* call lowtide\.fit again"):
+            copied(step)
+    again = pickle.loads(pickle.dumps(model))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
 
 def test_the_measured_peak_stays_inside_the_budget():

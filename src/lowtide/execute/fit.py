@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -39,6 +39,12 @@ class Fitted:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
         bring_back()  # of a step whose backward is still to come
         return self._compiled(*args, **kwargs)
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a fitted step cannot be pickled or copied: it holds compiled code and memory of this process. "
+            "Pickle or copy the model, and call lowtide.fit again for it"
+        )
 
     def rehearse(self, *args: Any, **kwargs: Any) -> None:
         """Plan for arguments like these, and run forward once without a trace."""
