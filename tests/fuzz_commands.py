@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import json
+import os
 import random
 import signal
 import sys
@@ -19,7 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import msgspec
 import torch
 
 import lowtide
@@ -30,6 +33,7 @@ from lowtide.commands.run import _from_file as program_from_file
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import load_device, store_device
 from lowtide.cost.estimate import estimate
+from lowtide.cost.probe import environment
 from lowtide.cost.signature import signature
 from lowtide.cost.step import Step
 from lowtide.documents import encode_document
@@ -117,7 +121,9 @@ def _odd_calls(rng: random.Random, data: bytes) -> bytes:
             )
             op.setdefault("attributes", {})[name] = rng.choice([*_VALUES, [3, 4], ["a"]])
         else:
-            given = op.get("attributes", {}).get("arguments") or [0]
+            given = op.get("attributes", {}).get("arguments")
+            if not isinstance(given, list) or not given:
+                continue
             place = rng.randrange(len(given))
             inner = given[place]
             if isinstance(inner, list) and inner and rng.random() < 0.7:
@@ -193,7 +199,20 @@ def run_command(arguments: Iterable[str]) -> tuple[int, str, str]:
     raise AssertionError("a command ended without an exit code")
 
 
+@contextlib.contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """Inside, caches are in a folder where the device is described already: nothing is measured."""
+    store_device(folder, msgspec.structs.replace(DEVICE, environment=environment("cpu")))
+    with mock.patch.dict(os.environ, {"LOWTIDE_CACHE": str(folder)}):
+        yield
+
+
 def _on_steps(name: str, number: int, data: bytes, folder: Path) -> bool:
+    with _own_cache(folder / "cache"):
+        return _all_commands(name, number, data, folder)
+
+
+def _all_commands(name: str, number: int, data: bytes, folder: Path) -> bool:
     good, bad = folder / "good.json", folder / "bad.json"
     good.write_bytes(document(name))
     bad.write_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -90,8 +91,10 @@ def _graphviz() -> str | None:
 
 def _writable(folder: Path) -> bool:
     """Whether the folder, or the first above it that exists, can be written to."""
-    existing = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
-    return existing.is_dir() and os.access(existing, os.W_OK)
+    with contextlib.suppress(OSError):  # no folder can have such a name
+        existing = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+        return existing.is_dir() and os.access(existing, os.W_OK)
+    return False
 
 
 def _lines(view: dict[str, Any]) -> Iterator[str]:

@@ -206,7 +206,9 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
     if is_step_file(target):
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
     if cost not in (None, *_ORIGINS):
-        raise PlanError(f"--cost {cost}: tiles are new operators, whose costs are measured or estimated")
+        raise PlanError(
+            f"--cost {printable(cost)}: tiles are new operators, whose costs are measured or estimated"
+        )
 
 
 def _in_tiles(
@@ -322,11 +324,11 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
 
 def _costs_from(file: str, operators: int) -> Costs:
     if not is_file(file):
-        raise PlanError(f"--cost {file}: neither measured, estimated, unit nor a file")
+        raise PlanError(f"--cost {printable(file)}: neither measured, estimated, unit nor a file")
     step = read_file(file).step
     found = _costs_of_step(step, file)
     if found is None or len(found.seconds) != operators:
-        raise PlanError(f"{file}: has no times for the {operators} operators of this step")
+        raise PlanError(f"{printable(file)}: has no times for the {operators} operators of this step")
     return found
 
 

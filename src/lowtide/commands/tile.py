@@ -151,8 +151,8 @@ def _graph(target: str, own: str) -> tuple[str, Graph]:
         graph = read_file(target).step.graph
         if not any("arguments" in op.attributes for op in graph.ops):
             raise TileError(
-                f"{target}: the file does not say with which arguments operators are called, so nobody "
-                "knows which parts of their inputs they read; capture the step with `lowtide profile`"
+                f"{printable(target)}: the file does not say with which arguments operators are called, so "
+                "nobody knows which parts of their inputs they read; capture the step with `lowtide profile`"
             )
         return target, check_calls(graph)
     with needs_torch("capturing a PyTorch step"):
