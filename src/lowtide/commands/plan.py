@@ -177,6 +177,8 @@ def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
 def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:
     if made.interrupted:
         _say("Interrupted: this is the best plan that was found so far", False)
+    if made.disturbed and not explain:
+        _say(f"{made.disturbed} operators were measured while the machine was busy: plan again", as_json)
     if output is not None:
         write_document(output, made)
     if as_json:
@@ -284,7 +286,7 @@ def _source(
         optimizer=optimizer,
     )
     base = whole.plan
-    costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short)
+    costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short, disturbed=base.disturbed)
     if cost == "unit":
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
@@ -338,7 +340,8 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
     seconds = tuple(float(c.seconds.value) if c.seconds else 0.0 for c in step.costs)
     workspace = tuple(int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs)
     short = short_seconds(step.graph, step.costs)
-    return Costs(seconds, workspace if any(workspace) else (), origin, short=short)
+    disturbed = sum(c.disturbed for c in step.costs)
+    return Costs(seconds, workspace if any(workspace) else (), origin, short=short, disturbed=disturbed)
 
 
 def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:

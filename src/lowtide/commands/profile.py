@@ -143,6 +143,7 @@ def _view(made: Profile, target: str, output: str, device: str, cost: str) -> di
         "signatures": measured.signatures if measured else None,
         "from_cache": measured.from_cache if measured else None,
         "timed_once": measured.once if measured else None,
+        "disturbed": measured.disturbed if measured else None,
         "seconds": _total(step, "seconds"),
         "step_seconds": max(s.end for s in spans) - min(s.start for s in spans) if spans else None,
         "flop": _total(step, "flop"),
@@ -170,6 +171,8 @@ def _print(view: dict[str, Any]) -> None:
         say(f"  operators   {view['operators']}, {kinds}; {cached}{once}")
     else:
         say(f"  operators   {view['operators']}, estimated from shapes")
+    if view["disturbed"]:
+        say(f"  disturbed   {view['disturbed']} measured while the machine was busy: not kept, run it again")
     step = view["step_seconds"]
     whole = "" if step is None else f"; one step took {format_seconds(step)}"
     say(f"  time        {mark}{format_seconds(view['seconds'])} in operators{whole}")

@@ -228,6 +228,7 @@ def costs_of(
         tuple(_workspace(cost) for cost in found),
         origin,
         short=short_seconds(graph, found),
+        disturbed=sum(cost.disturbed for cost in found),
     )
 
 
@@ -332,8 +333,11 @@ class Kept:
         return None
 
     def store(self, plan: Plan) -> None:
-        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail."""
-        if not self.wanted:
+        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail.
+
+        One from times that a busy machine disturbed is not kept: the next run measures them again.
+        """
+        if not self.wanted or plan.disturbed:
             return
         with contextlib.suppress(LowtideError, OSError):
             self._path().parent.mkdir(parents=True, exist_ok=True)

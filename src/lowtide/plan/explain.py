@@ -43,6 +43,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"the host; {d.in_place} operators in place"
     )
     yield from _tiles(plan)
+    if plan.disturbed:
+        yield f"costs      {plan.disturbed} operators were measured while the machine was busy: plan again"
     if plan.interrupted:
         yield "search     interrupted: the best plan that was found so far"
     if plan.resident_bytes:

@@ -34,7 +34,7 @@ def _refuse(problems: Iterator[str], what: str) -> None:
 
 
 def _problems(plan: Plan) -> Iterator[str]:
-    for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes"):
+    for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes", "disturbed"):
         if not _amount(getattr(plan, name)):
             yield f"{name} is no amount"
     yield from _figures(plan.graph, plan.workspace_bytes, plan.seconds)
