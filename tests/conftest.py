@@ -20,6 +20,14 @@ def quiet_machine():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """What tests measure and plan is kept apart from what the user's own cache has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWTIDE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 DOCUMENTS = Path(__file__).parent.parent / "examples" / "documents"
 
 

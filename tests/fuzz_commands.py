@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import torch
 
 import lowtide
@@ -33,7 +32,6 @@ from lowtide.commands.run import _from_file as program_from_file
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import load_device, store_device
 from lowtide.cost.estimate import estimate
-from lowtide.cost.probe import environment
 from lowtide.cost.signature import signature
 from lowtide.cost.step import Step
 from lowtide.documents import encode_document
@@ -48,7 +46,7 @@ from lowtide.graph.access.rules import _RULES as ACCESS_RULES
 from lowtide.plan.check import check
 from lowtide.zoo import build
 from tests.mutate import mutated
-from tests.steps import DEVICE, families, families_plan
+from tests.steps import DEVICE, described, families, families_plan
 
 SECONDS = 60
 """No command may take longer: a damaged file must not ask for endless work."""
@@ -202,7 +200,7 @@ def run_command(arguments: Iterable[str]) -> tuple[int, str, str]:
 @contextlib.contextmanager
 def _own_cache(folder: Path) -> Iterator[None]:
     """Inside, caches are in a folder where the device is described already: nothing is measured."""
-    store_device(folder, msgspec.structs.replace(DEVICE, environment=environment("cpu")))
+    described(folder)
     with mock.patch.dict(os.environ, {"LOWTIDE_CACHE": str(folder)}):
         yield
 
