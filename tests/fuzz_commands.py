@@ -44,6 +44,7 @@ from lowtide.formats import native
 from lowtide.formats.registry import FORMATS
 from lowtide.graph.access.rules import _RULES as ACCESS_RULES
 from lowtide.plan.check import check
+from lowtide.plan.plain import recompute_all
 from lowtide.zoo import build
 from tests.mutate import mutated
 from tests.steps import DEVICE, described, families, families_plan
@@ -79,7 +80,7 @@ def document(name: str) -> bytes:
     if name == "plan":
         return encode_document(families_plan())
     if name == "program":
-        return encode_document(families_plan().program)
+        return encode_document(recompute_all(joint().graph))
     if name == "loop":
         tiling = Tiling(joint())
         return encode_document(plain_tiles(joint(), tiling.boxes((1, 1, 2)))[0])
