@@ -32,6 +32,7 @@ lint: setup
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS)
+	$(BIN)/python -m tests.fuzz_commands --mutations $$(($(MUTATIONS) / 20))
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

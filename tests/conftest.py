@@ -1,10 +1,32 @@
+import math
 import signal
 from pathlib import Path
 
 import pytest
 
+from lowtide.cost import samples
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_machine():
+    """Nothing is taken for disturbed, however busy the machine is that runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples.HostTimer, "worked", samples.HostTimer.now)
+        patch.setattr(samples.HostTimer, "preempted", lambda _: 0)
+        patch.setattr(samples, "_SPREAD", math.inf)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """What tests measure and plan is kept apart from what the user's own cache has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWTIDE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
 
 DOCUMENTS = Path(__file__).parent.parent / "examples" / "documents"
 

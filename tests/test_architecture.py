@@ -10,13 +10,14 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "suggest", "files", "documents", "collector", "needs"}
+BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs"}
 MAY_IMPORT = {
-    "errors": set(),
+    "printable": set(),
+    "errors": {"printable"},
     "units": set(),
     "suggest": set(),
     "collector": set(),
-    "files": {"errors"},
+    "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
     "graph": BASE,
@@ -107,6 +108,15 @@ def test_nothing_unpickles_or_evaluates():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec", "print", "__import__"), path
+
+
+def test_text_for_people_goes_through_one_function():
+    """``say`` escapes what commands a terminal; progress is a line of numbers that is written over."""
+    for path in (SOURCE / "commands").glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        echoes = [node for node in calls if ast.unparse(node.func) in ("click.echo", "click.secho")]
+        allowed = {"common.py": 2, "plan.py": 2}.get(path.name, 0)
+        assert len(echoes) == allowed, path
 
 
 def test_the_public_names_are_these():

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lowtide.errors import FormatError
+from lowtide.errors import FileError, FormatError
 from lowtide.files import read_bytes, write_atomically
 
 __all__ = ["decode_document", "encode_document", "read_document", "write_document"]
@@ -26,7 +26,10 @@ class _Head(msgspec.Struct):
 
 def encode_document(value: msgspec.Struct) -> bytes:
     """The object, whose fields ``lowtide`` and ``version`` are its head, on one line of JSON."""
-    return msgspec.json.encode(value) + b"\n"
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:
+        raise FileError("a name in the step is half a character, which no file can hold; rename it") from None
 
 
 def decode_document(data: bytes, kind: type[T]) -> T:

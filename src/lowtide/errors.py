@@ -16,6 +16,8 @@ LowtideError
 
 from __future__ import annotations
 
+from lowtide.printable import printable
+
 __all__ = [
     "BudgetError",
     "CaptureError",
@@ -33,7 +35,13 @@ __all__ = [
 
 
 class LowtideError(Exception):
-    """Base of every error that Lowtide raises on purpose; the message says what to do next."""
+    """Base of every error that Lowtide raises on purpose; the message says what to do next.
+
+    As text it is safe to show on a terminal, whatever it quotes.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), lines=True)
 
 
 class GraphError(LowtideError):
@@ -140,4 +148,4 @@ class FormatError(LowtideError):
     def __str__(self) -> str:
         where = f"line {self.line}" if self.line is not None else f"byte {self.byte}"
         file = f"{self.path}: " if self.path else ""
-        return f"{file}{where}: {self.problem}; expected {self.expected}"
+        return printable(f"{file}{where}: {self.problem}; expected {self.expected}")

@@ -12,46 +12,69 @@ from pathlib import Path
 from typing import IO
 
 from lowtide.errors import FileError
+from lowtide.printable import printable
 
 try:
     import fcntl
 except ImportError:  # no such locks on this system: what a killed writer leaves behind stays
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MAX_FILE_BYTES", "check_outputs", "read_bytes", "write_atomically", "write_together"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "check_outputs",
+    "is_file",
+    "read_bytes",
+    "write_atomically",
+    "write_together",
+]
 
 MAX_FILE_BYTES = 4 << 30
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a regular file can be found at this path; a name that no file can have is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path(path).is_file()
+    return False
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The contents of a regular file of at most 4 GiB."""
-    name = os.fspath(path)
+    name = _shown(path)
     try:
-        status = Path(name).stat()
+        status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"{name}: not a regular file; give the path of a file")
         if status.st_size > MAX_FILE_BYTES:
             raise FileError(f"{name}: {status.st_size} bytes is more than the {MAX_FILE_BYTES} that are read")
-        return Path(name).read_bytes()
+        return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise FileError(f"{name}: cannot be read: {_reason(error)}") from error
 
 
-def check_outputs(*paths: str | os.PathLike[str] | None) -> None:
-    """Refuse, before any work is done, files that cannot be written or that are one and the same."""
-    targets: dict[Path, str] = {}
+def check_outputs(
+    *paths: str | os.PathLike[str] | None, inputs: Iterable[str | os.PathLike[str] | None] = ()
+) -> None:
+    """Before any work is done: refuse files that cannot be written, are one and the same, or are read.
+
+    ``inputs`` are those that are read; None stands for a file that nobody asked for.
+    """
+    targets: set[Path] = set()
     for path in paths:
         if path is None:
             continue
-        name = os.fspath(path)
+        name, folder = _shown(path), _shown(Path(path).parent)
         target = _target(path)
-        if not target.parent.is_dir():
-            raise FileError(f"{name}: cannot be written: there is no folder {Path(name).parent}")
-        if not os.access(target.parent, os.W_OK | os.X_OK):
-            raise FileError(f"{name}: cannot be written: no permission for the folder {Path(name).parent}")
+        with _writing(path):
+            if not target.parent.is_dir():
+                raise FileError(f"{name}: cannot be written: there is no folder {folder}")
+            if not os.access(target.parent, os.W_OK | os.X_OK):
+                raise FileError(f"{name}: cannot be written: no permission for the folder {folder}")
         if target in targets:
             raise FileError(f"{name}: two outputs would be written to this file; give each its own")
-        targets[target] = name
+        if any(_same(target, one) for one in inputs if one is not None):
+            raise FileError(f"{name}: this is the file that is read; name another to write")
+        targets.add(target)
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -85,10 +108,15 @@ def _target(path: str | os.PathLike[str]) -> Path:
     with _writing(path):
         target = Path(path).resolve()
         if target.exists() and not target.is_file():
-            raise FileError(
-                f"{os.fspath(path)}: not a regular file; give the path of a file to write or replace"
-            )
+            name = _shown(path)
+            raise FileError(f"{name}: not a regular file; give the path of a file to write or replace")
         return target
+
+
+def _same(target: Path, other: str | os.PathLike[str]) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # one of them does not exist
+        return target.samefile(other)
+    return False
 
 
 def _part(target: Path, data: bytes, parts: contextlib.ExitStack) -> Path:
@@ -150,7 +178,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise FileError(f"{os.fspath(path)}: cannot be written: {_reason(error)}") from error
+        raise FileError(f"{_shown(path)}: cannot be written: {_reason(error)}") from error
 
 
 def _mode(target: Path) -> int:
@@ -159,6 +187,10 @@ def _mode(target: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    return printable(os.fspath(path))
 
 
 def _reason(error: Exception) -> str:

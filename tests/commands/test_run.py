@@ -7,7 +7,13 @@ from click.testing import CliRunner
 
 from lowtide import zoo
 from lowtide.commands.main import cli, main
+from lowtide.documents import read_document
+from lowtide.errors import PlanError
+from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.tiling import with_loop
+from lowtide.plan.program import Program
 from tests.commands.refusal import refused
+from tests.fuzz_commands import document, joint
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +273,52 @@ def test_state_of_an_optimiser_may_leave(tmp_path, monkeypatch):
     assert view["resident_bytes"] > state
     assert view["eager"]["peak_bytes"] > view["resident_bytes"]
     assert view["measured"]["peak_bytes"] <= view["budget_bytes"] * 1.005
+
+
+LOOPS = [
+    ({"cut": ["nope"]}, "not all of ('nope',) are there"),
+    ({"tiles": []}, "there are no tiles of the axes"),
+    ({"tiles": [{"body": 0, "over": {"lo": [0], "hi": [1]}}]}, "is no part of the axes that are cut"),
+    (
+        {"tiles": [{"body": 0, "over": {"lo": [0, 0, 0, 0], "hi": [1, 1, 4, 5]}}]},
+        "[0:1, 0:1, 0:4, 0:5] is no part of the axes that are cut, 1x1x4x4",
+    ),
+    ({"end": "nope"}, "here is none of that name"),
+    ({"tiles": [{"body": 7, "over": {"lo": [0, 0, 0, 0], "hi": [1, 1, 4, 4]}}]}, "turns body 7"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), LOOPS)
+def test_a_damaged_loop_is_refused(change, message, tmp_path, capsys):
+    path = tmp_path / "program.json"
+    program = json.loads(document("loop"))
+    loop = next(line for line in program["forward"] if line["type"] == "loop")
+    loop |= change
+    path.write_text(json.dumps(program))
+    said = refused("run", "convpool", "--repeats", "1", "--program", path, capsys=capsys)
+    assert message in said
+
+
+@pytest.mark.parametrize(("kind", "message"), [("run", "without its tiles"), ("loop", "it is no loop")])
+def test_a_loop_and_an_operator_are_told_apart(kind, message, tmp_path):
+    program = json.loads(document("loop"))
+    forward = program["forward"]
+    if kind == "run":
+        forward[:] = [
+            {"type": "run", "op": line["op"]} if line["type"] == "loop" else line for line in forward
+        ]
+    else:
+        first = next(line for line in program["backward"] if line["type"] == "run")
+        first |= {"type": "loop", "tiles": [{"body": 0, "over": {"lo": [], "hi": []}}]}
+    path = tmp_path / "program.json"
+    path.write_text(json.dumps(program))
+    read = read_document(path, Program)
+    whole = with_loop(joint(), read_document(_written(tmp_path), Program))
+    with pytest.raises(PlanError, match=message):
+        Interpreter(whole, read)
+
+
+def _written(folder):
+    path = folder / "good.json"
+    path.write_bytes(document("loop"))
+    return path

@@ -34,6 +34,12 @@ def test_what_was_added_is_there_next_time(tmp_path):
     assert again.problem == ""
 
 
+def test_a_file_of_a_version_that_knew_no_disturbances_is_read(tmp_path):
+    path = filled(tmp_path, a=cost(0.25)).path
+    assert b"disturbed" not in path.read_bytes()
+    assert open_cache(tmp_path, environment()).get("a").disturbed is False
+
+
 def test_every_environment_has_a_file_of_its_own(tmp_path):
     filled(tmp_path, a=cost())
     other = open_cache(tmp_path, environment(threads="3"))

@@ -1,5 +1,6 @@
 """Measuring in the middle of a step: right figures, and a step that does not notice."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lowtide.cost.measure import measure
 from lowtide.cost.record import record
 from lowtide.cost.watch import watch_cpu
 from lowtide.execute.profiling import measured_profile
+from tests.cost.busy import Ticking
 from tests.cost.plain import environment
 from tests.cost.steps import Captured, parameter
 
@@ -58,7 +60,7 @@ def same(left, right):
 
 def test_a_step_that_is_measured_gives_bitwise_what_it_gives_otherwise():
     results = []
-    for measuring in (False, True):
+    for measuring in (None, Ticking(0.0), Ticking()):
         model, x, y = network()
         captured = Captured(loss, model, x, y)
         torch.manual_seed(2)
@@ -68,12 +70,13 @@ def test_a_step_that_is_measured_gives_bitwise_what_it_gives_otherwise():
             def run(marker, captured=captured, found=found):
                 found.append(captured.run(marker))
 
-            measure(captured.graph, captured.targets, run)
+            measure(captured.graph, captured.targets, run, timer=measuring)
             value = found[0]
         else:
             value = captured.step()
         results.append([value.detach(), *state_of(model), torch.get_rng_state()])
-    assert same(*results)
+    assert same(*results[:2])
+    assert same(*results[1:])
 
 
 def test_a_profile_leaves_model_gradients_buffers_and_random_state_alone():
@@ -172,6 +175,43 @@ def test_what_the_cache_knows_is_not_measured_again(tmp_path):
     again = measure(captured.graph, captured.targets, captured.run, cache=cache)
     assert again.from_cache == len(captured.graph.ops)
     assert again.costs == first.costs
+
+
+def test_what_a_busy_machine_disturbs_is_marked_and_not_kept(tmp_path):
+    model, x, y = network()
+    captured = Captured(loss, model, x, y)
+    cache = open_cache(tmp_path, environment())
+    step = captured.graph, captured.targets, captured.run
+    busy = measure(*step, cache=cache, timer=Ticking())
+    assert busy.disturbed == len(captured.graph.ops)
+    assert all(cost.disturbed and cost.seconds.value == pytest.approx(1e-3) for cost in busy.costs)
+    assert len(cache) == 0, "the next run measures it again"
+    quiet = measure(*step, cache=cache, timer=Ticking(0.0))
+    assert (quiet.disturbed, quiet.from_cache) == (0, 0)
+    assert len(cache) == quiet.signatures
+    again = measure(*step, cache=cache, timer=Ticking())
+    assert (again.disturbed, again.from_cache) == (0, len(captured.graph.ops))
+
+
+def test_a_disturbance_that_ends_leaves_no_mark(tmp_path):
+    captured = Captured(lambda x, w: (x @ w).relu().sum(), torch.randn(4, 4), parameter(4, 4))
+    cache = open_cache(tmp_path, environment())
+    timer = Ticking(busy_until=0.1)  # more than a first round of calls takes by this clock
+    found = measure(captured.graph, captured.targets, captured.run, cache=cache, timer=timer)
+    assert timer.time > 0.2
+    assert found.disturbed == 0
+    assert len(cache) == found.signatures
+
+
+def test_measuring_again_takes_a_share_of_the_time_limit():
+    model, x, y = network()
+    captured = Captured(loss, model, x, y)
+    spent = []
+    for until in (0.0, math.inf):
+        timer = Ticking(until)
+        measure(captured.graph, captured.targets, captured.run, time_limit=8.0, timer=timer)
+        spent.append(timer.time)
+    assert 1.0 < spent[1] - spent[0] <= 0.25 * 8.0 + 0.2, "a round that was begun is ended"
 
 
 def test_progress_goes_from_one_to_all():

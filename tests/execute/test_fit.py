@@ -2,14 +2,16 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
 
 import lowtide
-from lowtide.errors import InfeasibleError, PlanError
+from lowtide.errors import InfeasibleError, PlanError, RunError
 from lowtide.execute.compare import compare
 from lowtide.plan.program import Run
+from tests.cost.busy import Ticking
 from tests.execute.small import batch, network
 from tests.execute.small import loss_of as loss
 
@@ -43,6 +45,16 @@ def test_a_fitted_step_is_the_same_step():
     assert step.plan.predicted.peak_bytes <= step.plan.budget_bytes < step.plan.plain.peak_bytes
     for _ in range(2):
         assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+
+
+def test_a_fitted_step_says_that_it_cannot_be_copied():
+    model, x = network(), batch()
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=1)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(RunError, match=r"cannot be pickled or copied.* call lowtide\.fit again"):
+            copied(step)
+    again = pickle.loads(pickle.dumps(model))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
 
 def test_the_measured_peak_stays_inside_the_budget():
@@ -133,6 +145,22 @@ def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
     monkeypatch.setattr("lowtide.execute.planning.make_plan", never)
     assert lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan == first
     assert path.exists()
+
+
+def test_a_plan_from_disturbed_times_says_so_and_is_not_kept(cache, monkeypatch):
+    model, x = network(), batch()
+    with monkeypatch.context() as patch:
+        patch.setattr("lowtide.cost.measure.HostTimer", Ticking)
+        busy = lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan
+    assert busy.disturbed == busy.as_json()["disturbed"] == len(busy.graph.ops)
+    assert f"{busy.disturbed} operators were measured while the machine was busy" in busy.explain()
+    assert plans(cache) == []
+    assert list(cache.glob("costs-*.json")) == []
+    torch._dynamo.reset()
+    quiet = lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan
+    assert quiet.disturbed == 0
+    assert "busy" not in quiet.explain()
+    assert len(plans(cache)) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "swap", "other"])

@@ -68,7 +68,7 @@ def plan_of(seed):
     floor, peak = smallest_conceivable(problem), evaluate(problem, ()).peak
     for k in range(4):
         try:
-            return search(problem, int(floor + (peak - floor) * k / 4), time_limit=1).program
+            return search(problem, int(floor + (peak - floor) * k / 4), time_limit=60).program
         except InfeasibleError:
             continue
     raise AssertionError

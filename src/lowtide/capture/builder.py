@@ -76,7 +76,7 @@ class Builder:
         storage = _storage(value)
         alias = None if storage is None else self._leaves.setdefault(storage, len(self.tensors))
         shared = None if alias == len(self.tensors) else alias
-        self.tensors.append(_tensor(node.name, value, role, name, alias=shared))
+        self.tensors.append(_tensor(node.name, value, role, _text(name), alias=shared))
         self.values.append(value)
 
     def add_constant(self, node: fx.Node, value: Any) -> None:
@@ -338,8 +338,13 @@ def _source(node: fx.Node) -> Source | None:
     frames = _FRAME.findall(trace) if trace else []
     for file, line in reversed(frames):
         if "/torch/" not in file:
-            return Source(file, int(line))
-    return Source(frames[-1][0], int(frames[-1][1])) if frames else None
+            return Source(_text(file), int(line))
+    return Source(_text(frames[-1][0]), int(frames[-1][1])) if frames else None
+
+
+def _text(name: str) -> str:
+    """A name that any file can hold: bytes of a path that are no UTF-8 are spelt out."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def where(node: fx.Node) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from lowtide.capture.boxes import refuse_others
 from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import differentiated
 from lowtide.capture.fold import Fold, dense, idle_leaves, loop_operator
@@ -162,6 +163,7 @@ def looped(
     cannot be in tiles.
     """
     tiling = Tiling(joint, cut, end, channels_last=channels_last)
+    refuse_others(boxes, tiling.axes, "the axes that are cut")
     if end:
         return in_halves(tiling, boxes, own=own, around=around)
     if own is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from lowtide.capture.boxes import refuse_others
 from lowtide.capture.differentiate import Change, Forward, differentiated
 from lowtide.capture.joint import Joint
 from lowtide.capture.outside import in_halves
@@ -25,6 +26,8 @@ def nested(inner: Inner) -> Differentiate:
         if chosen is None:
             return differentiated(forward, change)
         end, boxes = chosen
-        return in_halves(Tiling(plain, (), end), boxes, change)
+        tiling = Tiling(plain, (), end)
+        refuse_others(boxes, tiling.axes, "the axes that are cut inside a tile")
+        return in_halves(tiling, boxes, change)
 
     return made

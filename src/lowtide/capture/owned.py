@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lowtide.capture.boxes import refuse_others
 from lowtide.capture.differentiate import Change, Forward, differentiated
 from lowtide.capture.joint import Joint
 from lowtide.capture.tile import Tile, Tiling
@@ -53,6 +54,7 @@ def halves_of(tiling: Tiling, boxes: Sequence[Rect], own: Owned | None = None) -
     if own is None:
         return Halves(forward, [tiling.tile(box, known, again, "backward") for box in boxes])
     leaf = _leaf(tiling, own.name)
+    refuse_others(own.boxes, tiling.graph.tensors[leaf].shape or (), repr(own.name))
     if not any(t == leaf for tile in forward for t, _ in tile.given):
         label = tiling.graph.tensors[leaf].label
         raise CaptureError(f"{label!r} does not go into the tiles, which cannot own it; cut by output")

@@ -50,7 +50,7 @@ def refuse_graph_breaks(module: fx.GraphModule) -> None:
 
 
 def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
-    """Raise a CaptureError where the sizes of the function's tensors, or its numbers, are known once it runs."""
+    """Raise a CaptureError where sizes of tensors, or numbers, are known only once the function runs."""
     for node in module.graph.nodes:
         if node.meta.get("unbacked_bindings"):
             value = node.meta.get("example_value")
@@ -58,10 +58,10 @@ def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
             shape = f"the shape of what {name} gives depends on values"
             number = f"the step depends on the number that {name} reads from a tensor"
             where = _last(_FRAME.findall(node.meta.get("stack_trace") or "")) or "the captured function"
+            what = shape if isinstance(value, torch.Tensor) else number
             raise CaptureError(
-                f"{where}: {shape if isinstance(value, torch.Tensor) else number}, so no plan can be made for it. "
-                "Keep it in tensors of a fixed shape (torch.where, a mask that is multiplied), or leave this part "
-                "out of the compiled function"
+                f"{where}: {what}, so no plan can be made for it. Keep it in tensors of a fixed shape "
+                "(torch.where, a mask that is multiplied), or leave this part out of the compiled function"
             )
 
 

@@ -87,8 +87,10 @@ class Tiling:
         """The tensor that tiles make side by side; None where they add up to the loss."""
         self.result = self._loss() if self.end is None else self.end
         """What the region ends at: the loss, or this tensor."""
-        self.cut = frozenset(number[name] for name in cut)
+        self.cut = frozenset(number.get(name, -1) for name in cut)
         """Tensors at which the region begins; all that they are made from is outside."""
+        if -1 in self.cut:
+            raise CaptureError(f"a region begins at tensors of the step, and not all of {cut} are there")
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""

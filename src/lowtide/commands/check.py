@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import json_option, print_json
+from lowtide.commands.common import json_option, print_json, say
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
 from lowtide.plan.check import check as check_program
 from lowtide.plan.plan import Plan
 from lowtide.plan.valid import valid_plan
+from lowtide.printable import printable
 from lowtide.units import format_bytes
 
 __all__ = ["check"]
@@ -36,8 +37,8 @@ def check(file: str, as_json: bool) -> None:
     peak, promised = found.peak_bytes + plan.beside_bytes, plan.predicted.peak_bytes
     if peak > promised:
         raise PlanError(
-            f"{file}: the plan promises a peak of {format_bytes(promised)} ({promised} bytes) and takes "
-            f"{format_bytes(peak)} ({peak} bytes); plan again"
+            f"{printable(file)}: the plan promises a peak of {format_bytes(promised)} ({promised} bytes) "
+            f"and takes {format_bytes(peak)} ({peak} bytes); plan again"
         )
     view = {
         "file": file,
@@ -52,6 +53,6 @@ def check(file: str, as_json: bool) -> None:
     if as_json:
         print_json(view)
         return
-    click.echo(f"{file}: {found.runs} runs of {len(graph.ops)} operators, every result is there")
-    click.echo(f"  peak    {format_bytes(peak)} at instruction {found.peak_at}")
-    click.echo(f"  budget  {format_bytes(plan.budget_bytes)}: kept")
+    say(f"{printable(file)}: {found.runs} runs of {len(graph.ops)} operators, every result is there")
+    say(f"  peak    {format_bytes(peak)} at instruction {found.peak_at}")
+    say(f"  budget  {format_bytes(plan.budget_bytes)}: kept")

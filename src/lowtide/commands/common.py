@@ -1,4 +1,4 @@
-"""What the commands share: reading the file, printing JSON, the console."""
+"""What the commands share: options, files and targets, printing for people and for machines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from lowtide.files import is_file
+from lowtide.printable import printable
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
 
@@ -20,9 +22,12 @@ __all__ = [
     "console",
     "default_sort",
     "device_option",
+    "is_step_file",
     "json_option",
     "offload_option",
     "print_json",
+    "read_for",
+    "say",
     "select",
     "table_options",
 ]
@@ -75,9 +80,28 @@ def console() -> Console:
     return out if out.is_terminal else Console(width=_PIPE_WIDTH)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Text for people, whatever it quotes, on standard output or on standard error."""
+    click.echo(printable(text, lines=True), err=err)
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    """One JSON document in ASCII on standard output; values stay as they are, control characters escaped."""
+    text = json.dumps(value, indent=2, allow_nan=False)
+    click.echo(text.replace("\x7f", "\\u007f"))  # the one that JSON lets pass
+
+
+def is_step_file(target: str) -> bool:
+    """Whether a FILE|TARGET is a file with a step, neither a network of the zoo nor somebody's code."""
+    return is_file(target) and not target.endswith(".py")
+
+
+def read_for(target: str) -> str | None:
+    """The file that is read for a FILE|TARGET; None for a network of the zoo."""
+    code = target.rpartition(":")[0]
+    if code.endswith(".py"):
+        return code
+    return target if is_step_file(target) else None
 
 
 def table_options(command: Any) -> Any:

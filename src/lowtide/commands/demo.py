@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lowtide.commands.common import console, device_option, json_option, print_json
+from lowtide.commands.common import console, device_option, json_option, print_json, read_for, say
 from lowtide.errors import FileError, InfeasibleError
-from lowtide.files import write_atomically
+from lowtide.files import check_outputs, write_atomically
 from lowtide.needs import needs_torch
+from lowtide.printable import printable
 from lowtide.report.curve import draw
 from lowtide.report.page import Case, page
 from lowtide.units import format_bytes, format_seconds
@@ -44,12 +45,14 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
         from lowtide import zoo
 
     _make_folder(output)
+    check_outputs(output, inputs=[read_for(target)])
     built = zoo.build(target, device=device)
     cases: list[Case] = []
     views: list[dict[str, Any]] = []
     compared: list[tuple[Plan, Comparison]] = []
     for share in SHARES:
-        _say(f"{built.name} at {share} of its memory: capturing, planning, running, comparing …", as_json)
+        doing = "capturing, planning, running, comparing …"
+        _say(f"{printable(built.name)} at {share} of its memory: {doing}", as_json)
         fitted, note = _planned(built, share)
         plan, found = fitted.plan, _compared(built, fitted, repeats)
         compared.append((plan, found))
@@ -129,36 +132,35 @@ def _make_folder(output: str) -> None:
     """Before anything is run: what cannot be written is said now."""
     try:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{output}: cannot be written: {error.strerror}; give another -o FILE") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"{printable(output)}: cannot be written: {reason}; give another -o FILE") from error
 
 
 def _print(name: str, cases: list[Case], output: str) -> None:
     out = console()
-    click.echo(name)
-    click.echo(
-        "  run                    budget     predicted      measured          time  over eager  result"
-    )
+    say(printable(name))
+    say("  run                    budget     predicted      measured          time  over eager  result")
     for case in cases:
         budget = "–" if case.budget_bytes is None else format_bytes(case.budget_bytes)
         predicted = "–" if case.predicted_bytes is None else format_bytes(case.predicted_bytes)
         result = case.result
         ratio = f"{case.seconds / cases[0].seconds:.2f} ×"
-        click.echo(
+        say(
             f"  {case.name:<16}  {budget:>12}  {predicted:>12}  {format_bytes(case.peak_bytes):>12}  "
             f"{format_seconds(case.seconds):>12}  {ratio:>10}  {result}"
         )
         if case.note:
-            click.echo(f"    {case.note}")
+            say(f"    {case.note}")
     for case in (cases[1], cases[-1]):
-        click.echo("")
-        click.echo(f"{case.name}: live bytes by operator run")
+        say("")
+        say(f"{case.name}: live bytes by operator run")
         height = max(1, round(6 * case.peak_bytes / cases[1].peak_bytes))
         for line in draw(case.live_bytes, width=min(out.width, 110) - 4, height=height):
-            click.echo(f"  {line}")
-    click.echo(f"\nthe page: {output}")
+            say(f"  {line}")
+    say(f"\nthe page: {printable(output)}")
 
 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
-        click.echo(text, err=True)
+        say(text, err=True)

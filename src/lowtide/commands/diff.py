@@ -14,8 +14,8 @@ __all__ = ["diff"]
 
 
 @click.command()
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a")
+@click.argument("b")
 @table_options
 def diff(
     a: str,

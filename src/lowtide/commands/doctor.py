@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -14,10 +15,11 @@ import click
 import msgspec
 
 from lowtide import __version__
-from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.commands.common import Choice, json_option, print_json, say
 from lowtide.cost.device import Device, cache_folder, load_device, store_device
 from lowtide.errors import FileError, ToolError
 from lowtide.needs import INSTALL_TORCH, needs_torch
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["doctor"]
@@ -60,7 +62,7 @@ def doctor(device: str | None, measure: bool, as_json: bool) -> None:
         print_json(view)
     else:
         for line in _lines(view):
-            click.echo(line)
+            say(printable(line))
 
 
 def _device(kind: str, again: bool) -> tuple[Device, str]:
@@ -89,8 +91,10 @@ def _graphviz() -> str | None:
 
 def _writable(folder: Path) -> bool:
     """Whether the folder, or the first above it that exists, can be written to."""
-    existing = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
-    return existing.is_dir() and os.access(existing, os.W_OK)
+    with contextlib.suppress(OSError):  # no folder can have such a name
+        existing = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+        return existing.is_dir() and os.access(existing, os.W_OK)
+    return False
 
 
 def _lines(view: dict[str, Any]) -> Iterator[str]:

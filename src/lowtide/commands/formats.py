@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import json_option, print_json
+from lowtide.commands.common import json_option, print_json, say
 from lowtide.formats.registry import FORMATS
 
 __all__ = ["formats"]
@@ -23,4 +23,4 @@ def formats(as_json: bool) -> None:
         return
     for row in rows:
         verbs = " and ".join(verb for verb in ("reads", "writes") if row[verb])
-        click.echo(f"{row['name']:<11} {verbs:<17} {row['title']}")
+        say(f"{row['name']:<11} {verbs:<17} {row['title']}")

@@ -13,6 +13,7 @@ import click
 
 from lowtide import __version__
 from lowtide.commands.check import check
+from lowtide.commands.common import say
 from lowtide.commands.convert import convert
 from lowtide.commands.demo import demo
 from lowtide.commands.diff import diff
@@ -76,28 +77,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
         _flush()
     except click.ClickException as error:
-        error.show()
+        text = io.StringIO()
+        error.show(text)
+        say(text.getvalue().rstrip("\n"), err=True)
         sys.exit(EXIT_BAD_INPUT)
     except InfeasibleError as error:
-        click.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         sys.exit(EXIT_INFEASIBLE)
     except BudgetError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_OVER_BUDGET)
     except LowtideError as error:
-        click.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except OSError as error:
         if not _while_printing(error):
             raise
-        click.echo(f"Error: the output cannot be written: {error.strerror or error}", err=True)
+        say(f"Error: the output cannot be written: {error.strerror or error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt) as error:
         said = str(error.__cause__ or error)  # click ends the line and raises an error of its own
-        click.echo(f"Interrupted: {said}" if said else "Interrupted", err=True)
+        say(f"Interrupted: {said}" if said else "Interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except MemoryError:
-        click.echo("Error: the host has no memory left for this; free some, or take a smaller step", err=True)
+        say("Error: the host has no memory left for this; free some, or take a smaller step", err=True)
         sys.exit(EXIT_BAD_INPUT)
     sys.exit(0)
 

@@ -6,19 +6,26 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, offload_option, print_json
+from lowtide.commands.common import (
+    Choice,
+    is_step_file,
+    json_option,
+    offload_option,
+    print_json,
+    read_for,
+    say,
+)
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
 from lowtide.documents import write_document
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.files import check_outputs
+from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
-from lowtide.graph import Graph
+from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.in_place import pointwise
@@ -28,6 +35,7 @@ from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.plan import Plan
 from lowtide.plan.short import short_seconds
 from lowtide.plan.sweep import Point, Sweep, sweep
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["plan"]
@@ -102,7 +110,7 @@ def plan(
         raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
     if budget is None and not sweeping:
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
-    check_outputs(output)
+    check_outputs(output, inputs=[read_for(target), cost])
     leaving = parse_offload(offload)
     chosen = only in (None, "auto")
     asked = _usual(target, sweeping, device) if chosen else str(only).split(",")
@@ -149,7 +157,7 @@ def plan(
                 **options,
             )
     except InfeasibleError:
-        if not chosen or _is_file(target) or cost not in (None, *_ORIGINS):
+        if not chosen or is_step_file(target) or cost not in (None, *_ORIGINS):
             raise
         in_tiles((*means, "tile"))
     else:
@@ -158,7 +166,7 @@ def plan(
 
 def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
     """Means where none are asked for: what leaves all bits as they are, as far as it helps there."""
-    if sweeping or _is_file(target):
+    if sweeping or is_step_file(target):
         return ["recompute"]
     with needs_torch("planning a PyTorch step"):
         from lowtide.cost.probe import best_device
@@ -169,14 +177,16 @@ def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
 def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:
     if made.interrupted:
         _say("Interrupted: this is the best plan that was found so far", False)
+    if made.disturbed and not explain:
+        _say(f"{made.disturbed} operators were measured while the machine was busy: plan again", as_json)
     if output is not None:
         write_document(output, made)
     if as_json:
         print_json({"target": name, **made.as_json()})
     elif explain:
-        click.echo(made.explain())
+        say(made.explain())
     else:
-        click.echo("\n".join(made.explain().splitlines()[:5]))
+        say("\n".join(made.explain().splitlines()[:5]))
 
 
 @contextlib.contextmanager
@@ -195,10 +205,12 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
     """Say what tiles cannot be combined with."""
     if sweeping:
         raise click.UsageError("--sweep knows no tiles; give a --budget, or --only recompute,offload")
-    if _is_file(target):
+    if is_step_file(target):
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
     if cost not in (None, *_ORIGINS):
-        raise PlanError(f"--cost {cost}: tiles are new operators, whose costs are measured or estimated")
+        raise PlanError(
+            f"--cost {printable(cost)}: tiles are new operators, whose costs are measured or estimated"
+        )
 
 
 def _in_tiles(
@@ -238,10 +250,6 @@ def _in_tiles(
     return built.name, made.plan
 
 
-def _is_file(target: str) -> bool:
-    return Path(target).is_file() and not target.endswith(".py")
-
-
 def _source(
     target: str,
     cost: str | None,
@@ -250,8 +258,9 @@ def _source(
     leaving: tuple[str, ...],
     fresh: bool,
 ) -> _Source:
-    if _is_file(target):
+    if is_step_file(target):
         step = read_file(target).step
+        check_attributes(step.graph)
         able = pointwise(step.graph)
         return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))
     with needs_torch("planning a PyTorch step"):
@@ -277,7 +286,7 @@ def _source(
         optimizer=optimizer,
     )
     base = whole.plan
-    costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short)
+    costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short, disturbed=base.disturbed)
     if cost == "unit":
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
@@ -316,12 +325,12 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
 
 
 def _costs_from(file: str, operators: int) -> Costs:
-    if not Path(file).is_file():
-        raise PlanError(f"--cost {file}: neither measured, estimated, unit nor a file")
+    if not is_file(file):
+        raise PlanError(f"--cost {printable(file)}: neither measured, estimated, unit nor a file")
     step = read_file(file).step
     found = _costs_of_step(step, file)
     if found is None or len(found.seconds) != operators:
-        raise PlanError(f"{file}: has no times for the {operators} operators of this step")
+        raise PlanError(f"{printable(file)}: has no times for the {operators} operators of this step")
     return found
 
 
@@ -331,7 +340,8 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
     seconds = tuple(float(c.seconds.value) if c.seconds else 0.0 for c in step.costs)
     workspace = tuple(int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs)
     short = short_seconds(step.graph, step.costs)
-    return Costs(seconds, workspace if any(workspace) else (), origin, short=short)
+    disturbed = sum(c.disturbed for c in step.costs)
+    return Costs(seconds, workspace if any(workspace) else (), origin, short=short, disturbed=disturbed)
 
 
 def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:
@@ -344,7 +354,7 @@ def _progress(seconds: float, best: float | None, bound: float, gap: float | Non
 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
-        click.echo(text, err=True)
+        say(text, err=True)
 
 
 def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> None:
@@ -353,12 +363,13 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     if as_json:
         print_json({"target": name, **found.as_json()})
         return
-    click.echo(f"{name}: plain {format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}")
-    click.echo("  budget             peak      overhead     bound       gap  kept  again  away")
+    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}"
+    say(f"{printable(name)}: plain {plain}")
+    say("  budget             peak      overhead     bound       gap  kept  again  away")
     for point in found.points:
-        click.echo(_row(point, found))
+        say(_row(point, found))
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
-    click.echo(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
+    say(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
 
 
 def _row(point: Point, found: Sweep) -> str:

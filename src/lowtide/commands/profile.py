@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.commands.common import Choice, json_option, print_json, read_for, say
 from lowtide.cost import Step
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import cache_folder, load_device, store_device
@@ -18,6 +18,7 @@ from lowtide.errors import FileError
 from lowtide.files import check_outputs
 from lowtide.formats.registry import write_file
 from lowtide.needs import needs_torch
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["profile"]
 
 @click.command()
 @click.argument("target")
-@click.option("-o", "--output", required=True, type=click.Path(), metavar="OUT", help="The file to write.")
+@click.option("-o", "--output", required=True, metavar="OUT", help="The file to write.")
 @click.option("--device", type=Choice(["cpu", "cuda"]), help="Default: cuda where there is one.")
 @click.option(
     "--cost",
@@ -57,7 +58,7 @@ def profile(
     model, batch and loss, as `path/to/file.py:function`. What was measured before on this device with these
     versions is taken from a cache.
     """
-    check_outputs(output)
+    check_outputs(output, inputs=[read_for(target)])
     with needs_torch("profiling"):
         from lowtide.cost.probe import best_device
         from lowtide.zoo import build
@@ -80,7 +81,7 @@ def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Prof
     folder = cache_folder()
     cache = open_cache(folder, where)
     if cache.problem:
-        click.echo(cache.problem, err=True)
+        say(cache.problem, err=True)
     if fresh:
         cache = CostCache(cache.path, where, {})
     example = (built.model, *built.batch)
@@ -97,7 +98,7 @@ def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Prof
         try:
             cache.save()
         except FileError as error:
-            click.echo(f"measurements are not kept: {error}", err=True)
+            say(f"measurements are not kept: {error}", err=True)
 
 
 def _estimated(built: Built, kind: str) -> Profile:
@@ -111,7 +112,7 @@ def _estimated(built: Built, kind: str) -> Profile:
         try:
             store_device(folder, device)
         except FileError as error:
-            click.echo(f"the device description is not kept: {error}", err=True)
+            say(f"the device description is not kept: {error}", err=True)
     example = (built.model, *built.batch)
     return estimated_profile(built.loss, example, device, trains=built.trains, update=built.ending)
 
@@ -120,9 +121,10 @@ def _estimated(built: Built, kind: str) -> Profile:
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while operators are measured, gone when done; none where nobody looks."""
     err = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    about = TextColumn("{task.description}", markup=False)
+    columns = (about, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(f"measuring {name}", total=None)
+        task = bar.add_task(f"measuring {printable(name)}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -141,6 +143,7 @@ def _view(made: Profile, target: str, output: str, device: str, cost: str) -> di
         "signatures": measured.signatures if measured else None,
         "from_cache": measured.from_cache if measured else None,
         "timed_once": measured.once if measured else None,
+        "disturbed": measured.disturbed if measured else None,
         "seconds": _total(step, "seconds"),
         "step_seconds": max(s.end for s in spans) - min(s.start for s in spans) if spans else None,
         "flop": _total(step, "flop"),
@@ -159,23 +162,24 @@ def _total(step: Step, name: str) -> Any:
 
 def _print(view: dict[str, Any]) -> None:
     torch = view["versions"]["torch"]
-    click.echo(f"{view['target']} on {view['device']} ({view['device_name']}, torch {torch})")
+    say(f"{printable(view['target'])} on {view['device']} ({view['device_name']}, torch {torch})")
     mark = "~" if view["cost"] == "estimated" else ""
     if view["cost"] == "measured":
         once = f", {view['timed_once']} timed on a single run" if view["timed_once"] else ""
         kinds = f"{view['signatures']} different"
         cached = f"{view['from_cache']} from the cache"
-        click.echo(f"  operators   {view['operators']}, {kinds}; {cached}{once}")
+        say(f"  operators   {view['operators']}, {kinds}; {cached}{once}")
     else:
-        click.echo(f"  operators   {view['operators']}, estimated from shapes")
+        say(f"  operators   {view['operators']}, estimated from shapes")
+    if view["disturbed"]:
+        say(f"  disturbed   {view['disturbed']} measured while the machine was busy: not kept, run it again")
     step = view["step_seconds"]
     whole = "" if step is None else f"; one step took {format_seconds(step)}"
-    click.echo(f"  time        {mark}{format_seconds(view['seconds'])} in operators{whole}")
-    click.echo(
-        f"  work        {format_count(view['flop'], 'FLOP')}, {format_bytes(view['bytes_moved'])} moved"
-    )
+    say(f"  time        {mark}{format_seconds(view['seconds'])} in operators{whole}")
+    say(f"  work        {format_count(view['flop'], 'FLOP')}, {format_bytes(view['bytes_moved'])} moved")
     workspace = view["workspace_bytes"]
     largest = "" if workspace is None else f", largest workspace {format_bytes(workspace)}"
-    click.echo(f"  memory      peak {format_bytes(view['peak_bytes'])} in program order{largest}")
-    click.echo(f"Wrote {view['output']}")
-    click.echo(f"Next: lowtide top {view['output']}")
+    say(f"  memory      peak {format_bytes(view['peak_bytes'])} in program order{largest}")
+    output = printable(view["output"])
+    say(f"Wrote {output}")
+    say(f"Next: lowtide top {output}")

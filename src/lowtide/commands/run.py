@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lowtide.commands.common import SEED, device_option, json_option, offload_option, print_json
+from lowtide.commands.common import (
+    SEED,
+    device_option,
+    json_option,
+    offload_option,
+    print_json,
+    read_for,
+    say,
+)
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
-from lowtide.files import check_outputs, write_together
+from lowtide.files import check_outputs, is_file, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.check import check
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Loop, Program
+from lowtide.plan.valid import valid_program
+from lowtide.printable import printable
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
 
@@ -68,7 +77,7 @@ def run(
 
     TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
     """
-    check_outputs(save_program, timeline)
+    check_outputs(save_program, timeline, inputs=[read_for(target), program])
     leaving = parse_offload(offload)
     for name, given in (("--offload", leaving), ("--only", only)):
         if given and budget is None:
@@ -116,7 +125,7 @@ def run(
         seed=seed,
         repeats=repeats,
         layouts=layouts,
-        progress=lambda text: None if as_json else click.echo(f"{text} …", err=True),
+        progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
     outputs = [(save_program, found.program), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
@@ -135,25 +144,25 @@ def run(
 def _print(built: Built, device: str, program: str, plan: Plan | None, found: Comparison) -> None:
     tiles = f", in {plan.decisions.tiles} tiles" if plan is not None and plan.decisions.tiles else ""
     runs = f"{found.runs} runs of {found.operators} operators"
-    click.echo(f"{built.name} on {device}, program {program}{tiles}: {runs}")
+    say(f"{printable(built.name)} on {device}, program {printable(program)}{tiles}: {runs}")
     eager, ours = found.eager, found.measured
-    click.echo(f"  eager     {format_bytes(eager.peak_bytes):>12}  {format_seconds(eager.seconds):>12}")
-    click.echo(f"  program   {format_bytes(ours.peak_bytes):>12}  {format_seconds(ours.seconds):>12}")
-    click.echo(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
+    say(f"  eager     {format_bytes(eager.peak_bytes):>12}  {format_seconds(eager.seconds):>12}")
+    say(f"  program   {format_bytes(ours.peak_bytes):>12}  {format_seconds(ours.seconds):>12}")
+    say(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"
-    click.echo(f"  loss, {compared}: {verdict}")
+    say(f"  loss, {compared}: {verdict}")
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
     """A planner that gives the program in a file, if it fits the step."""
-    if not Path(name).exists():
+    if not is_file(name):
         choices = ", ".join(known)
         raise click.BadParameter(
             f"{name!r} is neither one of {choices} nor a file.{did_you_mean(name, known)}",
             param_hint="--program",
         )
-    return _given(read_document(name, Program))
+    return _given(valid_program(read_document(name, Program)))
 
 
 def _planned(plan: Plan) -> Callable[[Graph], Program]:

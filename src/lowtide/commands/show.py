@@ -13,7 +13,7 @@ __all__ = ["show"]
 
 
 @click.command()
-@click.argument("file", type=click.Path())
+@click.argument("file")
 @json_option
 def show(file: str, as_json: bool) -> None:
     """Say what a step is made of and where its memory and time go.

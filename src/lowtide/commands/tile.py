@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, json_option, print_json
+from lowtide.commands.common import Choice, is_step_file, json_option, print_json, read_for, say
 from lowtide.errors import TileError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.formats.registry import read_file
 from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Graph
+from lowtide.graph.access import check_calls
 from lowtide.graph.tiles import Cut, Own, tile_input, tile_output
 from lowtide.needs import needs_torch
+from lowtide.printable import printable
 from lowtide.report.tiles import drawn, table, tiles_view
 from lowtide.report.tiles_svg import tiles_svg
 from lowtide.suggest import did_you_mean
@@ -100,12 +101,12 @@ def tile(
         raise click.UsageError("--records prints the records of --own input, as text, and runs nothing")
     if svg is not None and len(grid) != 2:
         raise click.UsageError("--svg draws rows and columns: give a grid of two numbers")
-    check_outputs(svg)
+    check_outputs(svg, inputs=[read_for(target)])
     name, graph = _graph(target, own)
     cut = Cut(grid, dims)
     tiling = tile_input(graph, cut, until) if own == "input" else tile_output(graph, cut, until)
     if records:
-        click.echo(format_tiles(tile_records(graph, tiling)))
+        say(format_tiles(tile_records(graph, tiling)))
         return
     view: dict[str, Any] = tiles_view(name, graph, tiling)
     if run:
@@ -115,16 +116,16 @@ def tile(
     if as_json:
         print_json(view)
         return
-    click.echo("\n".join((*table(view), *drawn(view))))
+    say("\n".join((*table(view), *drawn(view))))
     if run:
-        click.echo(_told(view["run"]))
+        say(_told(view["run"]))
     if svg is not None:
-        click.echo(f"Wrote {svg}")
+        say(f"Wrote {printable(svg)}")
 
 
 def _ran(target: str, cut: Cut, until: str, own: Own) -> dict[str, Any]:
     """What running the step in tiles shows."""
-    if _is_file(target):
+    if is_step_file(target):
         raise TileError(f"{target}: a file tells what a step does and cannot be run; give its TARGET")
     with needs_torch("running a PyTorch step"):
         from lowtide import zoo
@@ -144,20 +145,16 @@ def _told(run: dict[str, Any]) -> str:
     )
 
 
-def _is_file(target: str) -> bool:
-    return Path(target).is_file() and not target.endswith(".py")
-
-
 def _graph(target: str, own: str) -> tuple[str, Graph]:
     """The step's graph and its name."""
-    if _is_file(target):
+    if is_step_file(target):
         graph = read_file(target).step.graph
         if not any("arguments" in op.attributes for op in graph.ops):
             raise TileError(
-                f"{target}: the file does not say with which arguments operators are called, so nobody "
-                "knows which parts of their inputs they read; capture the step with `lowtide profile`"
+                f"{printable(target)}: the file does not say with which arguments operators are called, so "
+                "nobody knows which parts of their inputs they read; capture the step with `lowtide profile`"
             )
-        return target, graph
+        return target, check_calls(graph)
     with needs_torch("capturing a PyTorch step"):
         from lowtide import zoo
         from lowtide.execute.graphs import graph_of

@@ -13,7 +13,7 @@ __all__ = ["top"]
 
 
 @click.command()
-@click.argument("file", type=click.Path())
+@click.argument("file")
 @table_options
 def top(
     file: str,

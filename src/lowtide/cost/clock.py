@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from lowtide.cost.samples import HostTimer, Sample, Timer, timed_call
 from lowtide.cost.watch import Marker, timing_event, watch_cpu
 
 __all__ = ["Clock", "CpuClock", "CudaClock"]
@@ -30,34 +31,34 @@ class Clock(Protocol):
     def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
         """The result, seconds and workspace of one call."""
 
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
-        """Seconds of a few more calls, and their workspace if it was looked at."""
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[Sample], int | None]:
+        """What a few more calls took, and their workspace if it was looked at."""
 
 
 class CpuClock:
     """The time of the host, on which the call runs."""
+
+    def __init__(self, timer: Timer | None = None) -> None:
+        self._timer = timer or HostTimer()
 
     def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
         """The call, watched: its time has that of the recorder in it."""
 
         def run(marker: Marker) -> tuple[Any, float]:
             marker.before(0)
-            started = time.perf_counter()
-            result = call()
-            seconds = time.perf_counter() - started
+            result, sample = timed_call(self._timer, call)
             marker.after(0)
-            return result, seconds
+            return result, sample.seconds
 
         (result, seconds), allocations = watch_cpu(run)
         return result, seconds, allocations.workspace_bytes(0) or 0
 
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[Sample], int | None]:
         """One call after the other."""
-        samples: list[float] = []
-        while not _enough(samples, deadline):
-            started = time.perf_counter()
-            result = call()
-            samples.append(time.perf_counter() - started)
+        samples: list[Sample] = []
+        while not _enough(samples, deadline, self._timer):
+            result, sample = timed_call(self._timer, call)
+            samples.append(sample)
             del result  # giving memory back is not the operator's time
         return samples, None
 
@@ -65,11 +66,12 @@ class CpuClock:
 class CudaClock:
     """The time of the device, told by events in its stream."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timer: Timer | None = None) -> None:
         self.device = device
+        self._timer = timer or HostTimer()
         self._pause = _PAUSE_CYCLES
         self._nothing = 0.0
-        self._nothing = statistics.median(self._batch(lambda: None))
+        self._nothing = statistics.median(sample.seconds for sample in self._batch(lambda: None))
         """What two events take with nothing between."""
 
     def first(self, call: Callable[[], Any]) -> tuple[Any, float, int]:
@@ -80,11 +82,11 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         return result, time.perf_counter() - started, workspace
 
-    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[float], int | None]:
+    def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[Sample], int | None]:
         """Calls in batches, after one that shows the workspace: a first one sets up more than it needs."""
         workspace = self._watched(call)[1]
-        samples: list[float] = []
-        while not _enough(samples, deadline):
+        samples: list[Sample] = []
+        while not _enough(samples, deadline, self._timer):
             samples += self._batch(call)
         return samples, workspace
 
@@ -98,8 +100,8 @@ class CudaClock:
         )
         return result, most - max(before, after)
 
-    def _batch(self, call: Callable[[], Any]) -> list[float]:
-        """Seconds of some calls on the device, without the time in which it waits for the host.
+    def _batch(self, call: Callable[[], Any]) -> list[Sample]:
+        """What some calls took on the device, without the time in which it waits for the host.
 
         It is idle until the host has queued them all. Where the host was late, the time to do so is extended
         and the calls are made again; calls that themselves wait for the device are always late.
@@ -111,9 +113,13 @@ class CudaClock:
                 break
         return samples
 
-    def _queued(self, call: Callable[[], Any], pause: int) -> tuple[list[float], bool]:
-        """Seconds of some calls, and whether the device began with them before all of them were queued."""
-        with torch.cuda.device(self.device):
+    def _queued(self, call: Callable[[], Any], pause: int) -> tuple[list[Sample], bool]:
+        """What some calls took, and whether the device began with them before all of them were queued.
+
+        Then the host's pace counts as well: calls are disturbed where its thread was.
+        """
+
+        def queue() -> list[tuple[Any, Any]]:
             pairs = []
             getattr(torch.cuda, "_sleep", _no_pause)(pause)
             for _ in range(_BATCH):
@@ -123,16 +129,22 @@ class CudaClock:
                 end.record()
                 del result
                 pairs.append((start, end))
+            return pairs
+
+        with torch.cuda.device(self.device):
+            pairs, host = timed_call(self._timer, queue)
             late = bool(pairs[0][0].query())
             torch.cuda.synchronize(self.device)
-        return [max(0.0, start.elapsed_time(end) * 1e-3 - self._nothing) for start, end in pairs], late
+        taken = [max(0.0, start.elapsed_time(end) * 1e-3 - self._nothing) for start, end in pairs]
+        return [Sample(seconds, late and host.disturbed) for seconds in taken], late
 
 
 def _no_pause(cycles: int) -> None:
     """Where torch has no such kernel, short operators look as long as they take to issue."""
 
 
-def _enough(samples: list[float], deadline: float) -> bool:
+def _enough(samples: Sequence[Sample], deadline: float, timer: Timer) -> bool:
+    spent = sum(sample.seconds for sample in samples)
     return bool(samples) and (
-        len(samples) >= MOST_REPEATS or sum(samples) >= REPEAT_SECONDS or time.perf_counter() >= deadline
+        len(samples) >= MOST_REPEATS or spent >= REPEAT_SECONDS or timer.now() >= deadline
     )

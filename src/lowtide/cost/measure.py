@@ -2,14 +2,13 @@
 
 The step runs once. Whenever the turn comes to an operator with a signature that is not known, it is called a
 few more times on its real inputs; those results are thrown away and the random state is put back, so that the
-step goes on as if nothing had happened. Operators that write into their inputs are repeated on copies.
+step goes on as if nothing had happened. Operators that write into their inputs are repeated on copies. What a
+busy machine disturbs is measured again; what stays disturbed is marked, and not kept.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,17 +21,23 @@ from torch.utils.flop_counter import flop_registry
 
 from lowtide.cost.cache import CostCache
 from lowtide.cost.clock import Clock, CpuClock, CudaClock
+from lowtide.cost.samples import HostTimer, Sample, Timed, Timer, settled
 from lowtide.cost.short import ALONE, TAILS, joins, saved_results, short_run
 from lowtide.cost.signature import signature
 from lowtide.cost.types import Cost, Figure, Origin
 from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
 from lowtide.graph import Graph
+from lowtide.printable import printable
 
 __all__ = ["Measured", "measure"]
 
 _ENOUGH_VALUES = 1000
 """A short second run must give so many values like the first one at least, to be trusted."""
+_AGAIN = 0.25
+"""Of the time limit, for measuring again what was disturbed; the rest is for operators still to come."""
+_MOST_AGAIN = 5.0
+"""Seconds for that at most: a machine that is busy for longer is not waited for."""
 Progress = Callable[[int, int], None]
 """Told how many operators have run, of how many."""
 
@@ -47,6 +52,8 @@ class Measured:
     from_cache: int
     once: int
     """Timed on a single run, without warming up: there was no time, or the operator could not be repeated."""
+    disturbed: int = 0
+    """Measured while something else kept the machine busy, try after try."""
 
 
 def measure(
@@ -57,13 +64,16 @@ def measure(
     cache: CostCache | None = None,
     time_limit: float = 60.0,
     progress: Progress | None = None,
+    timer: Timer | None = None,
 ) -> Measured:
     """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
 
     ``targets`` are the functions behind the operators; ``run`` tells the marker before and after each of
     them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them.
+    What was measured on a busy machine is marked (``Cost.disturbed``), and not added to the cache. The
+    ``timer`` is that of the operating system, unless told.
     """
-    meter = _Meter(graph, targets, cache, time.perf_counter() + time_limit, progress)
+    meter = _Meter(graph, targets, cache, time_limit, progress, timer or HostTimer())
     run(meter)
     return meter.measured()
 
@@ -76,11 +86,15 @@ class _Meter(Marker):
         graph: Graph,
         targets: Sequence[Any],
         cache: CostCache | None,
-        deadline: float,
+        time_limit: float,
         progress: Progress | None,
+        timer: Timer,
     ) -> None:
         self.graph, self.targets, self.cache = graph, targets, cache
-        self.deadline, self.progress = deadline, progress
+        self.timer, self.progress = timer, progress
+        self.deadline = timer.now() + time_limit
+        self._spare = min(_MOST_AGAIN, _AGAIN * time_limit)
+        """Seconds that are left to measure again what was disturbed."""
         self.signatures = [signature(graph, op) for op in range(len(graph.ops))]
         known = {name: cache.get(name) if cache is not None else None for name in set(self.signatures)}
         self.cached = {name for name, cost in known.items() if cost is not None}
@@ -94,7 +108,7 @@ class _Meter(Marker):
     def before(self, op: int) -> None:
         if self.signatures[op] in self.costs:
             return
-        self._started = time.perf_counter()
+        self._started = self.timer.now()
         if isinstance(self.targets[op], torch._ops.OpOverload):  # noqa: SLF001
             self._catch = _Catch(self, op)
             self._catch.__enter__()
@@ -109,7 +123,7 @@ class _Meter(Marker):
             device = _device(self.graph.ops[op].device)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds = Figure(time.perf_counter() - self._started, Origin.MEASURED)
+            seconds = Figure(self.timer.now() - self._started, Origin.MEASURED)
             count, exact = flop(self.graph, self.graph.ops[op])
             self.costs[name] = Cost(seconds, _figure(count, exact))
             self.once.add(name)
@@ -123,56 +137,75 @@ class _Meter(Marker):
         device = _device(one.device)
         clock = self._clocks.get(device)
         if clock is None:
-            clock = self._clocks[device] = CudaClock(device) if device.type == "cuda" else CpuClock()
+            on_cuda = device.type == "cuda"
+            clock = CudaClock(device, self.timer) if on_cuda else CpuClock(self.timer)
+            self._clocks[device] = clock
         result, seconds, workspace = clock.first(lambda: function(*args, **kwargs))
         moved, view = _moved(one.kind, function, args, kwargs, result)
-        samples: list[float] = []
+        samples: list[Sample] = []
+        repeat = functools.partial(_repeated, clock, function, args, kwargs, device, self.deadline)
         if view and device.type == "cuda":
-            samples, workspace = [0.0], 0  # nothing reaches the device
-        elif time.perf_counter() + seconds < self.deadline:
-            samples, again = _repeated(clock, function, args, kwargs, device, self.deadline)
+            samples, workspace = [Sample(0.0)], 0  # nothing reaches the device
+        elif self.timer.now() + seconds < self.deadline:
+            samples, again = repeat()
             workspace = workspace if again is None else again
         count, exact = flop(self.graph, one)
         if not exact:
             count, exact = _registered(function, args, kwargs, result, count)
-        seconds = statistics.median(samples) if samples else seconds
-        short = self._short(clock, function, args, result) if samples else {}
+        disturbed, short = False, dict[str, Timed]()
+        if samples:
+            figure = settled(samples, functools.partial(self._again, repeat))
+            seconds = figure.seconds
+            short = self._short(clock, function, args, result)
+            short = short if short and short[ALONE].seconds < seconds else {}
+            disturbed = figure.disturbed or any(run.disturbed for run in short.values())
         cost = Cost(
             seconds=Figure(seconds, Origin.MEASURED),
             flop=_figure(count, exact),
             bytes_moved=Figure(moved, Origin.MEASURED),
             workspace_bytes=Figure(workspace, Origin.MEASURED),
-            short_seconds=short if short and short[ALONE].value < seconds else {},
+            short_seconds={tail: Figure(run.seconds, Origin.MEASURED) for tail, run in short.items()},
+            disturbed=disturbed,
         )
         self.costs[self.signatures[op]] = cost
         if not samples:
             self.once.add(self.signatures[op])
-        elif self.cache is not None:
+        elif self.cache is not None and not disturbed:
             self.cache.add(self.signatures[op], cost)
         return result
 
-    def _short(self, clock: Clock, function: Any, args: Sequence[Any], result: Any) -> dict[str, Figure]:
-        """Seconds of second runs from what the first one saved, if they give the very bits of the first."""
+    def _again(self, repeat: Callable[[], tuple[list[Sample], int | None]]) -> list[Sample]:
+        """More samples of what was disturbed, as long as there is time for that."""
+        now = self.timer.now()
+        if self._spare <= 0 or now >= self.deadline:
+            return []
+        samples, _ = repeat()
+        self._spare -= self.timer.now() - now
+        return samples
+
+    def _short(self, clock: Clock, function: Any, args: Sequence[Any], result: Any) -> dict[str, Timed]:
+        """What second runs take from what the first one saved, if they give the very bits of the first."""
         saved = [result[k] for k in saved_results(function, args)]
-        found: dict[str, Figure] = {}
+        found: dict[str, Timed] = {}
         if not saved or result[0].numel() < _ENOUGH_VALUES:
             return found
         source, weight, bias = args[:3]
         call = functools.partial(short_run, source, weight, bias, saved[0], saved[1], args[-1])
         for tail in (ALONE, *(TAILS if joins(args[0]) else ())):
             more = args[0] if "add" in tail else None, "relu" in tail
-            if time.perf_counter() >= self.deadline:
+            if self.timer.now() >= self.deadline:
                 break
             try:
                 if not _same(call(*more), _followed(result[0], *more)):
                     break
-                samples = clock.again(functools.partial(call, *more), self.deadline)[0]
+                repeat = functools.partial(clock.again, functools.partial(call, *more), self.deadline)
+                found[tail] = settled(repeat()[0], functools.partial(self._again, repeat))
             except RuntimeError:  # no room for a second result, or no such kernel
                 break
             except Exception as error:  # a compiler's: whatever it says, the step runs without it
-                warnings.warn(f"BatchNorm runs again as a whole, its short form fails: {error}", stacklevel=2)
+                said = printable(str(error), lines=True)
+                warnings.warn(f"BatchNorm runs again as a whole, its short form fails: {said}", stacklevel=2)
                 break
-            found[tail] = Figure(statistics.median(samples), Origin.MEASURED)
         return found
 
     def measured(self) -> Measured:
@@ -181,6 +214,7 @@ class _Meter(Marker):
             signatures=len(set(self.signatures)),
             from_cache=sum(name in self.cached for name in self.signatures),
             once=sum(name in self.once for name in self.signatures),
+            disturbed=sum(self.costs[name].disturbed for name in self.signatures if name in self.costs),
         )
 
 
@@ -207,8 +241,8 @@ def _repeated(
     kwargs: dict[str, Any],
     device: torch.device,
     deadline: float,
-) -> tuple[list[float], int | None]:
-    """Seconds of calls whose results nobody sees; none where there is no memory to make them."""
+) -> tuple[list[Sample], int | None]:
+    """What calls took whose results nobody sees; none where there is no memory to make them."""
     state = torch.get_rng_state()
     cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:

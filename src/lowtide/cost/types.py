@@ -37,6 +37,8 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     short_seconds: dict[str, Figure] = {}
     """Second runs that start from what the first one saved, where they give the same bits in less time: alone
     (no name), and joined with operators that follow (``relu``, ``add``, ``add,relu``)."""
+    disturbed: bool = False
+    """Whether times were measured while something else kept the machine busy. Such a cost is not cached."""
 
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):

@@ -166,7 +166,7 @@ def _convolution_backward(call: _Arguments) -> int | None:
     """As much as forward for the gradient of the input, and again for that of the weight."""
     gradient, image, weight, mask = call.shape(0), call.shape(1), call.shape(2), call.value(10)
     places = image if call.value(7) is True else gradient
-    if len(weight) < 3 or len(places) != len(weight) or not isinstance(mask, list):
+    if len(weight) < 3 or not len(places) == len(image) == len(weight) or not isinstance(mask, list):
         return None
     return 2 * image[0] * prod(places[2:]) * prod(weight) * sum(map(bool, mask[:2]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -45,6 +45,12 @@ class Fitted:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
         bring_back()  # of a step whose backward is still to come
         return self._compiled(*args, **kwargs)
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a fitted step cannot be pickled or copied: it holds compiled code and memory of this process. "
+            "Pickle or copy the model, and call lowtide.fit again for it"
+        )
 
     def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
         """Plan for arguments like these, run a step once without a trace, and ``verify`` it if asked."""

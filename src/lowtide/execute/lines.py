@@ -14,11 +14,13 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.updates import without_update
 from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
+from lowtide.errors import PlanError
 from lowtide.execute.in_place import in_place_variant
 from lowtide.execute.random_state import random_state, replayed
 from lowtide.execute.transfer import Form, Transfers
 from lowtide.execute.travel import Traveller, bring_back
 from lowtide.execute.witness import Saw
+from lowtide.graph import LOOP
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.short import JOINED
 
@@ -326,6 +328,8 @@ def prepared(
             assert loops is not None
             turning = loops(joint.calls[line.op].target, line, program.bodies)
             return Running(joint, line, None, first, awaited, turning)
+        if joint.graph.ops[line.op].kind == LOOP:
+            raise PlanError(f"the program runs the loop {line.op} without its tiles; plan again")
         return Running(joint, line, place.get(line.op), first, awaited, joined=joined)
 
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]

@@ -66,6 +66,8 @@ class Turning:
     """A loop as the function that its operator calls."""
 
     def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body], watched: Watched) -> None:
+        if not isinstance(region, Region | Half):
+            raise PlanError(f"the program runs operator {loop.op} in tiles, and it is no loop; plan again")
         if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
             raise PlanError("the loop has other tiles than the step was cut into")
         self.region = region

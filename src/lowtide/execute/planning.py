@@ -39,6 +39,7 @@ from lowtide.plan.program import Program
 from lowtide.plan.search import Progress
 from lowtide.plan.short import short_seconds
 from lowtide.plan.simulate import simulate
+from lowtide.plan.valid import valid_plan
 from lowtide.suggest import did_you_mean
 
 __all__ = [
@@ -227,6 +228,7 @@ def costs_of(
         tuple(_workspace(cost) for cost in found),
         origin,
         short=short_seconds(graph, found),
+        disturbed=sum(cost.disturbed for cost in found),
     )
 
 
@@ -317,7 +319,7 @@ class Kept:
         if not self.wanted:
             return None
         with contextlib.suppress(LowtideError):
-            plan = read_document(self._path(), Plan)
+            plan = valid_plan(read_document(self._path(), Plan))
             graph = self.graph if self.whole is None else self.whole(plan)
             if plan.graph == graph and plan.beside_bytes == self.beside and not plan.interrupted:
                 check(
@@ -331,8 +333,11 @@ class Kept:
         return None
 
     def store(self, plan: Plan) -> None:
-        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail."""
-        if not self.wanted:
+        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail.
+
+        One from times that a busy machine disturbed is not kept: the next run measures them again.
+        """
+        if not self.wanted or plan.disturbed:
             return
         with contextlib.suppress(LowtideError, OSError):
             self._path().parent.mkdir(parents=True, exist_ok=True)

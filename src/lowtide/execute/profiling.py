@@ -76,9 +76,19 @@ def measured_profile(
 
         found = measure(graph, targets, run, cache=cache, time_limit=time_limit, progress=progress)
         spans = record(graph, run)
-    text = f"{found.once} operators were timed on a single run, without warming up"
-    notes = (Note(NoteKind.ASSUMPTION, text),) if found.once else ()
-    return Profile(_step(graph, found.costs, environment, spans, notes), found)
+    return Profile(_step(graph, found.costs, environment, spans, tuple(_notes(found))), found)
+
+
+def _notes(found: Measured) -> Iterator[Note]:
+    if found.once:
+        text = f"{found.once} operators were timed on a single run, without warming up"
+        yield Note(NoteKind.ASSUMPTION, text)
+    if found.disturbed:
+        text = (
+            f"{found.disturbed} operators were measured while the machine was busy: their times are those of "
+            "their quickest calls; measure again when it is quiet"
+        )
+        yield Note(NoteKind.ASSUMPTION, text)
 
 
 def estimated_profile(

@@ -87,6 +87,8 @@ def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
             _read_back(format_, written.data)
     except RecursionError:
         raise ConvertError(f"{name} cannot hold this step: its attributes are nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ConvertError(f"{name} cannot hold this step: a name in it is half a character") from None
     write_atomically(path, written.data)
     return written
 

@@ -1,5 +1,6 @@
 """What a step computes: tensors, operators, boxes, lifetimes."""
 
+from lowtide.graph.attributes import check_attributes
 from lowtide.graph.liveness import liveness
 from lowtide.graph.rect import Rect
 from lowtide.graph.timeline import Lifetime, Recording, Timeline
@@ -22,6 +23,7 @@ __all__ = [
     "Source",
     "Tensor",
     "Timeline",
+    "check_attributes",
     "liveness",
     "validate",
 ]

@@ -10,6 +10,7 @@ from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Body, Fetch, Loop, Program, Run, Send
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["at_peak", "explain", "where"]
@@ -18,8 +19,8 @@ _ROWS = 12
 
 
 def explain(plan: Plan) -> str:
-    """The text of ``lowtide plan --explain``."""
-    return "\n".join(_lines(plan))
+    """The text of ``lowtide plan --explain``, safe to print whatever tensors and files are called."""
+    return "\n".join(map(printable, _lines(plan)))
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -42,6 +43,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"the host; {d.in_place} operators in place"
     )
     yield from _tiles(plan)
+    if plan.disturbed:
+        yield f"costs      {plan.disturbed} operators were measured while the machine was busy: plan again"
     if plan.interrupted:
         yield "search     interrupted: the best plan that was found so far"
     if plan.resident_bytes:

@@ -12,6 +12,7 @@ from lowtide.plan.lower import lower
 from lowtide.plan.memory import allocated_bytes
 from lowtide.plan.problem import Problem
 from lowtide.plan.smallest import smallest_budget
+from lowtide.printable import printable
 from lowtide.units import format_bytes
 
 __all__ = ["explained"]
@@ -55,7 +56,7 @@ def explained(
     if beside:
         lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
     for size, label, place in rows[:_ROWS]:
-        lines.append(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}")
+        lines.append(printable(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}"))
     tiles = "" if tiled else "tiles (`tile` among the means, of a PyTorch step), "
     lines.append(f"what would help: {tiles}a smaller batch or image, half precision")
     return InfeasibleError(

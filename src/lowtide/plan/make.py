@@ -46,6 +46,8 @@ class Costs:
     """Whether overhead is told against forward alone, as unit costs do: backward is free there."""
     short: Mapping[int, float] = field(default_factory=dict)
     """Seconds of second runs that start from what the first one saved, by operator."""
+    disturbed: int = 0
+    """How many operators were measured while the machine was busy."""
 
     def plain_seconds(self, graph: Graph) -> float:
         """The time that overhead is told against."""
@@ -308,6 +310,7 @@ def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _As
         resident_bytes=Memory(graph).resident_bytes + beside,
         interrupted=found.interrupted,
         link=asked.link,
+        disturbed=costs.disturbed,
     )
 
 

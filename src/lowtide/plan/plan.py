@@ -81,6 +81,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rates of copies to the host that the times were predicted with."""
     no_tiles: str = ""
     """Why the step is not cut into tiles, in words, where that was allowed."""
+    disturbed: int = 0
+    """Operators whose times were measured while the machine was busy."""
     lowtide: Literal["plan"] = "plan"
     version: Literal[1] = 1
 
@@ -89,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names = (
             "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes",
             "decisions", "solve_seconds", "checked", "method", "cost", "only", "beside_bytes",
-            "resident_bytes", "offload", "interrupted",
+            "resident_bytes", "offload", "interrupted", "disturbed",
         )  # fmt: skip
         found: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
         return found

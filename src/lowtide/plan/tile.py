@@ -48,6 +48,12 @@ class TileStep:
     """Seconds in which the host hands an operator to the device, on average: it may be what takes longest."""
 
     @property
+    def disturbed(self) -> int:
+        """How many of its operators were measured while the machine was busy."""
+        inner = self.inside.steps if self.inside else ()
+        return self.costs.disturbed + sum(step.disturbed for step in inner)
+
+    @property
     def seconds(self) -> float:
         """What it takes where nothing is run again."""
         pairs = zip(self.graph.ops, self.costs.seconds, strict=True)
@@ -133,7 +139,8 @@ def plan_loop(
         tiles = tuple(Tile(k, box) for k, box in zip(one, boxes, strict=True))
         lines[loop] = Loop(loop, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
     _refuse_large(graph, loops, workspace, budget - beside_bytes)
-    summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short)
+    disturbed = costs.disturbed + sum(step.disturbed for step in steps)
+    summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short, disturbed=disturbed)
     around = max((1 - _BODIES) * time_limit, began + time_limit - time.monotonic())
     outer = make_plan(graph, summed, Budget(bytes=budget), able=able, only=means, time_limit=around, **asked)
     program = _with_loops(outer.program, lines, bodies)

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from lowtide.errors import PlanError
-from lowtide.graph import Graph, validate
+from lowtide.graph import Graph, check_attributes, validate
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program
 
-__all__ = ["valid_plan"]
+__all__ = ["valid_plan", "valid_program"]
 
-_POSITIONS = ("returned", "updated", "updated_early")
-"""Attributes of a graph that list tensors."""
 _MOST = 1 << 63
 """No figure is that large."""
 
 
 def valid_plan(plan: Plan) -> Plan:
     """The plan itself, or a PlanError (for its graph a GraphError) that names the first contradiction."""
-    for problem in _problems(plan):
-        raise PlanError(f"{problem}: the plan is damaged, or was written by another version; plan again")
+    _refuse(_problems(plan), "plan")
     return plan
 
 
+def valid_program(program: Program) -> Program:
+    """The program itself, or such an error about the steps of its tiles."""
+    _refuse(_bodies(program), "program")
+    return program
+
+
+def _refuse(problems: Iterator[str], what: str) -> None:
+    for problem in problems:
+        raise PlanError(f"{problem}: the {what} is damaged, or was written by another version; plan again")
+
+
 def _problems(plan: Plan) -> Iterator[str]:
-    for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes"):
+    for name in ("budget_bytes", "beside_bytes", "resident_bytes", "smallest_budget_bytes", "disturbed"):
         if not _amount(getattr(plan, name)):
             yield f"{name} is no amount"
     yield from _figures(plan.graph, plan.workspace_bytes, plan.seconds)
@@ -51,25 +58,12 @@ def _bodies(program: Program) -> Iterator[str]:
 
 def _figures(graph: Graph, workspace: Sequence[int], seconds: Sequence[float]) -> Iterator[str]:
     """What is wrong with a graph and with the figures of its operators."""
-    validate(graph)
-    for name in _POSITIONS:
-        listed = graph.attributes.get(name, ())
-        if not _positions(listed, len(graph.tensors)):
-            yield f"the attribute {name!r} of its graph does not list tensors"
-    for op in graph.ops:
-        if not _positions(op.attributes.get("updates", ()), len(op.inputs)):
-            yield f"the attribute 'updates' of {op.label!r} does not list inputs"
-        if not _positions(op.attributes.get("axes", ()), math.inf):
-            yield f"the attribute 'axes' of {op.label!r} does not list lengths"
+    check_attributes(validate(graph))
     for what, figures in (("workspaces", workspace), ("times", seconds)):
         if figures and len(figures) != len(graph.ops):
             yield f"it has {len(figures)} {what} for {len(graph.ops)} operators"
         if not all(map(_amount, figures)):
             yield f"one of its {what} is no amount"
-
-
-def _positions(listed: object, count: float) -> bool:
-    return isinstance(listed, list | tuple) and all(type(k) is int and 0 <= k < count for k in listed)
 
 
 def _amount(figure: float) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["Case", "page"]
@@ -62,7 +63,7 @@ svg text {{ font: 12px system-ui, sans-serif; fill: #555; }}
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<p>{escape(about)}</p>
+<p>{escape(printable(about))}</p>
 <table>
 <thead><tr><th>run</th><th>budget</th><th>predicted peak</th><th>measured peak</th>
 <th>time</th><th>over eager</th><th>loss, gradients, buffers</th></tr></thead>

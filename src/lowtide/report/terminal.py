@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from lowtide.printable import printable
 from lowtide.report.compare import Change
 from lowtide.report.curve import draw
 from lowtide.report.rows import Row
@@ -44,6 +45,7 @@ _GAP = 2
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """Numbers stand whole; names are shortened; where that is not enough, columns are left out."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     sizes = [max([len(column), *(len(row[k]) for row in rows)]) for k, column in enumerate(columns)]
     least = [min(size, _LEAST_TEXT) if columns[k] in _TEXT_COLUMNS else size for k, size in enumerate(sizes)]
     shown = list(range(len(columns)))
@@ -62,15 +64,22 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
             max_width=_NAME_WIDTH if text else None,
         )
     for row in rows:
-        table.add_row(*(escape(row[k]) for k in shown))
+        table.add_row(*(Text(row[k]) for k in shown))
     return table
+
+
+def _print(console: Console, *parts: str | tuple[str, str], style: str = "", crop: bool = False) -> None:
+    """One line of parts, some with a style of their own. Markup and emoji codes in them are plain text."""
+    shown = [(printable(p), "") if isinstance(p, str) else (printable(p[0]), p[1]) for p in parts]
+    line = Text.assemble(*shown, style=style, no_wrap=crop, overflow="crop" if crop else None)
+    console.print(line)
 
 
 def print_summary(console: Console, path: str, title: str, view: dict[str, Any]) -> None:
     """The whole summary, top to bottom: what it is, the peak, who is live there, what is large or slow."""
-    console.print(f"[bold]{escape(path)}[/]: {escape(title)}", highlight=False)
+    _print(console, (path, "bold"), f": {title}")
     for line in _headline(view):
-        console.print(escape(line), highlight=False)
+        _print(console, line)
     if view["curve"]:
         console.print()
         _print_curve(console, view)
@@ -78,7 +87,8 @@ def print_summary(console: Console, path: str, title: str, view: dict[str, Any])
         _print_live(console, view["peak"])
     for name, key in (("Largest operators", "largest"), ("Slowest operators", "slowest")):
         if view[key]:
-            console.print(f"\n[bold]{name}[/]", highlight=False)
+            console.print()
+            _print(console, (name, "bold"))
             rows = [_row_of(item) for item in view[key][:5]]
             console.print(_rows_table(rows, console.width, shares=False))
     _print_notes(console, view)
@@ -150,17 +160,18 @@ def _print_curve(console: Console, view: dict[str, Any]) -> None:
     top, bottom = format_bytes(max(values)), format_bytes(0)
     for k, line in enumerate(lines):
         scale = top if k == 0 else bottom if k == len(lines) - 1 else ""
-        console.print(f"  {scale:>10} [cyan]{line}[/]", highlight=False, no_wrap=True, overflow="crop")
+        _print(console, f"  {scale:>10} ", (line, "cyan"), crop=True)
     note = (
         f", the largest of {view['curve']['ops_per_point']} operators a column"
         if view["curve"]["thinned"]
         else ""
     )
-    console.print(f"  {'':>10} live bytes by operator, in program order{note}", highlight=False, style="dim")
+    _print(console, f"  {'':>10} live bytes by operator, in program order{note}", style="dim")
 
 
 def _print_live(console: Console, peak: dict[str, Any]) -> None:
-    console.print(f"\n[bold]Live at the peak[/] (largest of {peak['live_count']})", highlight=False)
+    console.print()
+    _print(console, ("Live at the peak", "bold"), f" (largest of {peak['live_count']})")
     rows = [
         (one["tensor"], format_bytes(one["bytes"]), one["role"], one["from"] or _NONE) for one in peak["live"]
     ]
@@ -169,20 +180,23 @@ def _print_live(console: Console, peak: dict[str, Any]) -> None:
 
 def _print_notes(console: Console, view: dict[str, Any]) -> None:
     if view["repairs"]:
-        console.print(f"\n[bold]{len(view['repairs'])} repairs[/] of damaged text", highlight=False)
+        console.print()
+        _print(console, (f"{len(view['repairs'])} repairs", "bold"), " of damaged text")
         for repair in view["repairs"]:
             text = f"  line {repair['line']}: {repair['before']!r} → {repair['after']!r}: {repair['why']}"
-            console.print(escape(text), highlight=False)
+            _print(console, text)
     skipped = [note for note in view["notes"] if note["kind"] == "skipped"]
     if skipped:
-        console.print(f"\n[bold]{len(skipped)} pieces skipped[/] as noise", highlight=False)
+        console.print()
+        _print(console, (f"{len(skipped)} pieces skipped", "bold"), " as noise")
         for note in skipped:
-            console.print(escape(f"  line {note['line']}: {note['before']!r}"), highlight=False)
+            _print(console, f"  line {note['line']}: {note['before']!r}")
     assumed = [note for note in view["notes"] if note["kind"] == "assumption"]
     if assumed:
-        console.print("\n[bold]Assumed[/]", highlight=False)
+        console.print()
+        _print(console, ("Assumed", "bold"))
         for note in assumed:
-            console.print(escape(f"  {note['text']}"), highlight=False)
+            _print(console, f"  {note['text']}")
 
 
 def _row_of(item: dict[str, Any]) -> Row:
@@ -241,22 +255,22 @@ def _hidden(rows: Sequence[Row], shares: bool) -> set[str]:
 def print_top(console: Console, rows: Sequence[Row], total: int, sort: str) -> None:
     """The table of ``lowtide top``."""
     if not rows:
-        console.print("No operator matches.", highlight=False)
+        _print(console, "No operator matches.")
         return
     console.print(_rows_table(rows, console.width, shares=True))
     _print_rest(console, total - len(rows))
-    console.print(f"sorted by {sort}; ~ marks figures computed from shapes", style="dim", highlight=False)
+    _print(console, f"sorted by {sort}; ~ marks figures computed from shapes", style="dim")
 
 
 def _print_rest(console: Console, left: int) -> None:
     if left > 0:
-        console.print(f"… and {left} more rows; --limit 0 shows all", style="dim", highlight=False)
+        _print(console, f"… and {left} more rows; --limit 0 shows all", style="dim")
 
 
 def print_diff(console: Console, changes: Sequence[Change], total: int, sort: str) -> None:
     """The table of ``lowtide diff``: what got slower or larger stands first."""
     if not changes:
-        console.print("No operator matches.", highlight=False)
+        _print(console, "No operator matches.")
         return
     render: Callable[[Any], str] = {"time": format_seconds, "flop": format_count}.get(sort, format_bytes)
     columns = ("operator", "count A", "count B", f"{sort} A", f"{sort} B", "change", "ratio")

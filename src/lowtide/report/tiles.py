@@ -9,6 +9,7 @@ from typing import Any
 from lowtide.cost.overlap import overlap_of, overlap_of_op
 from lowtide.graph import Graph, Rect, Role
 from lowtide.graph.tiles import Layer, Tile, Tiling, layers, share
+from lowtide.printable import printable
 
 __all__ = ["drawn", "table", "tiles_view"]
 
@@ -139,9 +140,10 @@ def _panel(graph: Graph, tiling: Tiling, tile: Tile, tensor: int) -> dict[str, A
 
 def table(view: dict[str, Any]) -> list[str]:
     """The lines that a person reads."""
-    head = f"{view['target']}: {prod(view['grid'])} tiles ({_by(view['grid'])}) of {view['tensor']['name']}, "
+    target, cut, last = (printable(n) for n in (view["target"], view["tensor"]["name"], view["end"]["name"]))
+    head = f"{target}: {prod(view['grid'])} tiles ({_by(view['grid'])}) of {cut}, "
     head += _by(view["tensor"]["shape"])
-    end = f"{view['end']['name']}, {_by(view['end']['shape'])}"
+    end = f"{last}, {_by(view['end']['shape'])}"
     if view["own"] == "input":
         head += f"; each computes its part of the gradient, from that of {end}"
     columns = ("operator", "kind", "phase", "output", "share", "tile", "halo", "padding", "computed")
@@ -155,10 +157,10 @@ def table(view: dict[str, Any]) -> list[str]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    name = row["operator"]
+    name, kind = printable(row["operator"]), printable(row["kind"])
     return (
         name if len(name) <= _NAME else f"…{name[1 - _NAME :]}",
-        row["kind"].removeprefix("aten.")[:_NAME],
+        kind.removeprefix("aten.")[:_NAME],
         row["phase"],
         _by(row["output"]),
         _by(row["share"]),
@@ -191,7 +193,7 @@ def drawn(view: dict[str, Any]) -> list[str]:
     rows, columns = panel["size"]
     scale = max(1, -(-columns // _COLUMNS), -(-rows // _ROWS))
     scaled = f"; a mark is {scale}x{scale} elements" if scale > 1 else ""
-    lines = [f"tile {picture['tile']} in {panel['name']}, {rows}x{columns}{scaled}"]
+    lines = [f"tile {picture['tile']} in {printable(panel['name'])}, {rows}x{columns}{scaled}"]
     for y in range(scale // 2, rows, scale):
         marks = "".join(_mark(panel, y, x) for x in range(scale // 2, columns, scale))
         lines.append(f"  {marks}".rstrip())

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from lowtide.printable import printable
+
 __all__ = ["tiles_svg"]
 
 _SIDE, _GAP, _TEXT, _ACROSS = 150, 34, 34, 6
@@ -32,7 +34,7 @@ def tiles_svg(view: dict[str, Any]) -> str:
         for k, panel in enumerate(panels)
     ]
     grid = "x".join(map(str, view["grid"]))
-    title = f"{view['target']}: tile {picture['tile']} of {grid}, cut by {view['own']}"
+    title = f"{printable(view['target'])}: tile {picture['tile']} of {grid}, cut by {view['own']}"
     about = (
         f"blue: its disjoint share; orange: what it needs of other tiles; "
         f"{view['overlap']['elements']:.3f} times the elements of one run"
@@ -75,7 +77,7 @@ def _panel(panel: dict[str, Any], x: float, y: float) -> str:
     cuts += [line(x + at * unit, y, x + at * unit, y + down) for at in panel["cuts"][1][1:]]
     needed = panel["needed"]
     size = "x".join(str(hi - lo) for lo, hi in needed)
-    label = f"{panel['name']} ({panel['phase']})"
+    label = f"{printable(panel['name'])} ({panel['phase']})"
     parts = [rect("whole", [(0, rows), (0, columns)]), rect("needed", needed), rect("share", panel["share"])]
     below = y + down + 14
     return (

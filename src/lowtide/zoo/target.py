@@ -8,10 +8,10 @@ path/to/file.py:function     a function that returns (model, batch, loss)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from lowtide.files import is_file
 from lowtide.suggest import did_you_mean
 from lowtide.zoo.alexnet import ALEXNET
 from lowtide.zoo.base import Built, Key, Network, Settings, TargetError
@@ -114,7 +114,7 @@ def network(name: str) -> Network:
     """What is known about a network: its summary, its keys with defaults, its small settings."""
     if name not in NETWORKS:
         known = ", ".join(NETWORKS)
-        file = ", nor such a file" if "." in name and not Path(name).exists() else ""
+        file = ", nor such a file" if "." in name and not is_file(name) else ""
         raise TargetError(
             f"there is no network {name!r}{file}.{did_you_mean(name, NETWORKS)} Networks: {known}; "
             "or a function of your own: path/to/file.py:function"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lowtide.files import is_file
 from lowtide.suggest import did_you_mean
 from lowtide.zoo.base import Built, TargetError
 
@@ -30,6 +32,8 @@ WANTED = "(model, batch, loss): a torch.nn.Module, a tuple of its inputs, a func
 def build_code(path: str, function: str, device: torch.device, seed: int) -> Built:
     """The step that a function of this file returns, with its tensors on the device."""
     name = f"{path}:{function}"
+    if not is_file(path):
+        raise TargetError(f"{path}: there is no such file; an address is path/to/file.py:function")
     with _own_randomness(device, seed), _beside(path):
         module = _run(path)
         made = _call(module, path, function)
@@ -63,10 +67,8 @@ def _beside(path: str) -> Iterator[None]:
 
 
 def _run(path: str) -> ModuleType:
-    if not Path(path).is_file():
-        raise TargetError(f"{path}: there is no such file; an address is path/to/file.py:function")
     whole = str(Path(path).resolve())
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(os.fsencode(whole)).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"lowtide_target_{digest}", whole)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path}: cannot be imported; an address is path/to/file.py:function")

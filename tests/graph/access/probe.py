@@ -9,7 +9,7 @@ from torch import fx
 
 from lowtide.capture.builder import Builder
 from lowtide.graph import Phase, Rect, Role
-from lowtide.graph.access import Only, Whole, access
+from lowtide.graph.access import Only, Whole, access, check_calls
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ class Probe:
         self.op = self.graph.ops[0]
         order = {t: k for k, t in enumerate(self.op.inputs)}
         assert [builder.tensor_of[node] for node in self.nodes] == list(order)
-        self.access = access(self.graph, self.op)
+        self.access = access(check_calls(self.graph), self.op)
 
     def _apply(self, values):
         table = dict(zip(self.nodes, (v.clone() for v in values), strict=True))

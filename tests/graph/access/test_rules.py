@@ -9,7 +9,7 @@ from lowtide import zoo
 from lowtide.capture.step import capture
 from lowtide.errors import GraphError
 from lowtide.graph import Graph, Op, Phase, Rect, Tensor
-from lowtide.graph.access import Relation, Same, Whole, access
+from lowtide.graph.access import Relation, Same, Whole, access, check_calls
 from lowtide.zoo import locallyconnected
 from tests.graph.access.probe import Probe, aten, tensor
 
@@ -34,6 +34,7 @@ def step(network):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_operator_of_the_zoo_is_known(network):
     graph = step(network)
+    assert check_calls(graph) is graph
     assert {op.kind for op in graph.ops if not access(graph, op).known} == set()
     for op in graph.ops:
         relations = access(graph, op).relations

@@ -89,6 +89,12 @@ def _feeds(op: Op, following: Op) -> bool:
 
 def _tile(graph: Graph, tiling: Tiling, chain: Sequence[_Link], tile: Part) -> Tile:
     found = {layer.op: layer for layer in layers(graph, tiling, tile)}
+    for link in chain:
+        if any(k not in found or not found[k].reads for k in (link.forward, link.backward)):
+            label = graph.ops[link.forward].label
+            raise ConvertError(
+                f"a tile log has what every operator reads; {label!r} reads nothing for a tile"
+            )
     row, column = tile.coord
     return Tile((row, column), _forward(graph, tiling, chain, tile, found), _backward(chain, tile, found))
 

@@ -28,6 +28,7 @@ from lowtide.graph.access.index import (
 )
 from lowtide.graph.access.relation import Access, Relation
 from lowtide.graph.access.rules import access
+from lowtide.graph.access.sound import check_calls
 
 __all__ = [
     "Access",
@@ -50,4 +51,5 @@ __all__ = [
     "Whole",
     "Window",
     "access",
+    "check_calls",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 __all__ = [
+    "LONGEST_TABLE",
     "Adaptive",
     "At",
     "Blocks",
@@ -32,6 +33,8 @@ __all__ = [
     "Window",
 ]
 
+LONGEST_TABLE = 1 << 22
+"""A dimension with more elements is not written down element by element: all of it is taken for read."""
 Range = tuple[int, int]
 """``lo <= i < hi``; empty where ``hi <= lo``."""
 

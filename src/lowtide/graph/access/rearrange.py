@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from lowtide.graph.access.call import Call, Rule, same
-from lowtide.graph.access.index import Digit, Either, Reshaped, Same, Shift, Slide, Spans, Spread, Whole
+from lowtide.graph.access.index import (
+    LONGEST_TABLE,
+    Digit,
+    Either,
+    Reshaped,
+    Same,
+    Shift,
+    Slide,
+    Spans,
+    Spread,
+    Whole,
+)
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
@@ -18,12 +29,18 @@ def _turned(call: Call) -> list[Relation] | None:
         moved = {d % len(shape): by for d, by in zip(call.value(2), call.value(1), strict=True)}
     else:
         return None  # rolled as if it had one dimension
-    place = []
-    for d, length in enumerate(shape):
-        by = moved.get(d)
-        order = [(k - by) % length if by is not None else length - 1 - k for k in range(length)]
-        place.append(Spans(d, tuple((k, k + 1) for k in order)) if d in moved else Same(d))
+    if any(shape[d] > LONGEST_TABLE for d in moved):
+        return None
+    place = [
+        Spans(d, _moved_by(moved[d], length)) if d in moved else Same(d) for d, length in enumerate(shape)
+    ]
     return [call.relation(shape, [(given, tuple(place))])]
+
+
+def _moved_by(by: int | None, length: int) -> tuple[tuple[int, int], ...]:
+    """For each element the one that is read: so many places before it, or None, from the other end."""
+    order = [length - 1 - k if by is None else (k - by) % length for k in range(length)]
+    return tuple((k, k + 1) for k in order)
 
 
 def _shuffle(call: Call) -> list[Relation]:

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowtide.graph.access.call import Call, Rule, Shape, same
-from lowtide.graph.access.index import (
-    Range,
-    Spans,
-)
+from lowtide.graph.access.index import LONGEST_TABLE, Range, Spans
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
@@ -75,9 +72,11 @@ def _resize(rank: int, how: str, *, backward: bool) -> Rule:
         corners = bool(call.value(at - 1))
         return _linear(small[axis], large[axis], scale, corners, reach, reach + 1)
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: Call) -> list[Relation] | None:
         given, shape = call.value(0), call.outputs[0]
         source = call.shape(given) or ()
+        if max((*shape, *source), default=0) > LONGEST_TABLE:
+            return None
         lead = len(shape) - rank
         small, large = (shape, source) if backward else (source, shape)
         tables = [ranges(call, small, large, d) for d in range(rank)]
@@ -101,10 +100,12 @@ def _border(rank: int, *, mirrored: bool, backward: bool) -> Rule:
             found.append((at, at + 1))
         return tuple(found)
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: Call) -> list[Relation] | None:
         given, shape = call.value(0), call.outputs[0]
         inner = shape if backward else call.shape(given) or ()
         margins: Sequence[int] = call.value(2 if backward else 1)
+        if max((*inner, *margins), default=0) > LONGEST_TABLE:
+            return None
         lead = len(shape) - rank
         place = list(same(lead))
         spans = []

@@ -23,6 +23,7 @@ from lowtide.graph.tiles.region import (
 from lowtide.graph.tiles.types import Cut, Own, Tile, Tiling, share
 from lowtide.graph.tiles.walk import parts_for
 from lowtide.graph.types import Graph
+from lowtide.printable import printable
 
 __all__ = ["grid_of", "reaches", "tile_input", "tile_output"]
 
@@ -68,7 +69,7 @@ def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tilin
     dims = cut.of(shape)
     for d, parts in zip(dims, cut.grid, strict=True):
         if shape[d] < parts:
-            label = graph.tensors[region.tensor].label
+            label = printable(graph.tensors[region.tensor].label)
             most = "x".join(str(min(shape[d], n)) for d, n in zip(dims, cut.grid, strict=True))
             raise TileError(
                 f"a grid of {'x'.join(map(str, cut.grid))} does not fit {label} of shape {shape}: dimension "
@@ -128,7 +129,7 @@ def _prevented(
     if own == "output":
         instead = _last_that_works(graph, cut, end)
         advice = f"what is in front of it can be cut, until {instead}" if instead else "nothing can be cut so"
-    return TileError(f"{place}{name} {why}; {advice}", op=found.op)
+    return TileError(printable(f"{place}{name} {why}; {advice}"), op=found.op)
 
 
 def _last_that_works(graph: Graph, cut: Cut, end: int) -> str | None:

@@ -11,6 +11,7 @@ from lowtide.graph.access import Access, access
 from lowtide.graph.tiles.types import Cut
 from lowtide.graph.tiles.walk import ancestors, reads_of
 from lowtide.graph.types import RESIDENT_ROLES, Graph, Phase, Role
+from lowtide.printable import printable
 from lowtide.suggest import did_you_mean
 
 __all__ = [
@@ -86,7 +87,7 @@ def named_end(graph: Graph, candidates: Sequence[int], name: str) -> int:
     if name not in known:
         raise TileError(
             f"no operator {name!r} with a result that can be cut.{did_you_mean(name, known)} "
-            f"The last ones are {', '.join(list(known)[-4:])}"
+            f"The last ones are {printable(', '.join(list(known)[-4:]))}"
         )
     return known[name]
 
