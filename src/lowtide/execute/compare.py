@@ -202,13 +202,12 @@ def compare(
     subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
 
-    def watch(interpreter: Interpreter) -> None:
-        interpreter.state = subject.state
-        made.append(interpreter)
+    def compiler(module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(module, inputs, planner, made.append, in_place=in_place, state=subject.state)
 
     compiled: Loss = torch.compile(
         loss,
-        backend=lambda module, inputs: compile_with(module, inputs, planner, watch, in_place=in_place),
+        backend=compiler,
         fullgraph=True,
         dynamic=False,
     )

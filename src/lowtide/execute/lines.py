@@ -21,7 +21,7 @@ from lowtide.execute.travel import Traveller, bring_back
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.short import JOINED
 
-__all__ = ["Frame", "Line", "Running", "prepared", "run_lines"]
+__all__ = ["Frame", "Line", "Running", "prepared", "random_again", "run_lines"]
 
 
 class Frame:
@@ -52,6 +52,13 @@ class Frame:
         """Leaves that were sent to the host."""
         self.able: frozenset[int] = frozenset()
         """Leaves that own their memory alone."""
+
+    def settle(self) -> None:
+        """From here on whatever comes back from the host is there: who reads it next does not wait."""
+        for ticket in self.incoming.values():
+            assert self.transfers is not None
+            self.transfers.wait(ticket)
+        self.incoming.clear()
 
     def clear(self) -> None:
         """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
@@ -314,6 +321,16 @@ def prepared(
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
     cut = len(program.forward)
     return lines[:cut], lines[cut:]
+
+
+def random_again(joint: Joint, program: Program) -> tuple[int, ...]:
+    """Random operators that run more than once: the state before their first run is kept."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    for line in program.instructions:
+        if isinstance(line, Run):
+            (again if line.op in seen else seen).add(line.op)
+    return tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
 
 
 def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:

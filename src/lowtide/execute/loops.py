@@ -19,8 +19,8 @@ from lowtide.capture.loop import Region
 from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tile
 from lowtide.cost.watch import Marker
-from lowtide.errors import PlanError
-from lowtide.execute.lines import Frame, prepared, run_lines
+from lowtide.execute.fits import refuse_invalid
+from lowtide.execute.lines import Frame, prepared, random_again, run_lines
 from lowtide.execute.transfer import transfers
 from lowtide.plan.program import Body, Loop, Program, Run, Send
 
@@ -32,7 +32,8 @@ class _Turn:
 
     def __init__(self, joint: Joint, program: Program) -> None:
         self.joint = joint
-        forward, backward = prepared(joint, program, (), loops=Turning)
+        self.states = random_again(joint, program)
+        forward, backward = prepared(joint, program, self.states, loops=Turning)
         self.lines = [*forward, *backward]
         sends = any(isinstance(line, Send) for line in program.instructions)
         self.transfers = transfers(joint.values[0].device) if sends else None
@@ -42,7 +43,7 @@ class _Turn:
     ) -> Any:
         """What the tile gives, if anything."""
         joint = self.joint
-        frame = Frame(len(joint.graph.tensors), [], self.transfers)
+        frame = Frame(len(joint.graph.tensors), [None] * len(self.states), self.transfers)
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -53,6 +54,7 @@ class _Turn:
             for place in joint.tangents:
                 table[place] = tangent
             run_lines(self.lines, frame, marker)
+            frame.settle()
             return next((table[t] for t in joint.outputs if t is not None), None)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
@@ -64,21 +66,13 @@ class Turning:
     """A loop as the function that its operator calls."""
 
     def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body]) -> None:
-        if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
-            raise PlanError("the loop has other tiles than the step was cut into")
+        """``loop`` and ``bodies`` are known to fit the region (``execute/fits.py``)."""
         self.region = region
-        numbers = {id(joint): region.first + k for k, joint in enumerate(region.bodies)}
         turns: dict[int, _Turn] = {}
         self.turns: list[_Turn] = []
         for tile, planned in zip(region.tiles, loop.tiles, strict=True):
-            body = bodies[planned.body]
-            if numbers[id(tile.joint)] != planned.body or body.graph != tile.joint.graph:
-                raise PlanError(
-                    "a tile was captured differently than it was planned for; report this as a bug, and "
-                    "plan without tiles for now (only='recompute,offload')"
-                )
             if planned.body not in turns:
-                turns[planned.body] = _Turn(tile.joint, body.program)
+                turns[planned.body] = _Turn(tile.joint, bodies[planned.body].program)
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -165,6 +159,7 @@ def _one_turn(
     """A function that runs one tile of a body."""
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
+    refuse_invalid(joint, program, inside=True)
     turn = _Turn(joint, program)
 
     def run(marker: Marker | None) -> None:

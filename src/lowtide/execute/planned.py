@@ -35,8 +35,14 @@ __all__ = ["Compile", "Planned"]
 
 Programs = Callable[[Joint], Program]
 Watch = Callable[[Interpreter], None]
-Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
-"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
+State = Callable[[], Sequence[torch.Tensor]]
+Compile = Callable[
+    [fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch, State], Callable[..., Any]
+]
+"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter.
+
+The state is that of an optimiser.
+"""
 
 _WHOLE = 0.45
 """Of the time limit, for a plan without tiles where they are looked for beside it."""
@@ -122,7 +128,6 @@ class Planned:
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
-            interpreter.state = self._state
 
         ready = self._compiled(arguments, planned, promise)
         if self._seen is not None:
@@ -200,7 +205,8 @@ class Planned:
             device_of(joint.graph),
             (beside, free),
             pinned,
-            lambda plan: with_state(with_loop(joint, plan.program).graph, state),
+            lambda plan: with_loop(joint, plan.program),
+            state,
         )
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
@@ -223,7 +229,7 @@ class Planned:
         mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
         with tracing(TracingContext(mode)):
             inputs = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-            return self._compiler(self._module, self._leaves, inputs, program, watch)
+            return self._compiler(self._module, self._leaves, inputs, program, watch, self._state)
 
 
 def _good_without_tiles(whole: Plan, settings: Settings) -> Plan | None:
