@@ -195,5 +195,9 @@ def _other_figure(draw, value):
     if value is None or not isinstance(value, int | float):
         return None
     if isinstance(value, int):
-        return draw.choice([value + 1, value - 1, value * 2 + 1, 0, -value - 1, 10**30, value + draw.randint(1, 99)])
-    return draw.choice([value * 1.01 + 1e-3, value - 0.1, -value - 1.0, math.nan, math.inf, -math.inf, value * 2 + 1])
+        return draw.choice(
+            [value + 1, value - 1, value * 2 + 1, 0, -value - 1, 10**30, value + draw.randint(1, 99)]
+        )
+    return draw.choice(
+        [value * 1.01 + 1e-3, value - 0.1, -value - 1.0, math.nan, math.inf, -math.inf, value * 2 + 1]
+    )

@@ -103,9 +103,7 @@ class Step:
         self.root = graph.storages()
         made = {t for op in graph.ops for t in op.outputs}
         updated = {self.root[t] for t in graph.attributes.get("updated", ())}
-        late = {
-            self.root[t] for op in graph.ops if op.phase is not Phase.FORWARD for t in updated_by(op)
-        }
+        late = {self.root[t] for op in graph.ops if op.phase is not Phase.FORWARD for t in updated_by(op)}
         self.changed = updated | {self.root[t] for op in graph.ops for t in updated_by(op)}
         self.leaves, self.given = [], []
         self.table = [None] * len(graph.tensors)
@@ -267,11 +265,14 @@ class Playing(Step):
         self.measure(0)
 
     def measure(self, passing):
-        storages = {id(r.storage): r.storage for r in (*self.table, *self.user.values(), *self.later.values()) if r}
+        storages = {
+            id(r.storage): r.storage for r in (*self.table, *self.user.values(), *self.later.values()) if r
+        }
         storages |= {id(r.storage): r.storage for r in getattr(self, "shown", {}).values()}
         copied = {id(self.table[t].storage) for t in self.copies} if hasattr(self, "shown") else set()
         self.most = max(
-            self.most, passing + sum(s.bytes for key, s in storages.items() if not s.gone and key not in copied)
+            self.most,
+            passing + sum(s.bytes for key, s in storages.items() if not s.gone and key not in copied),
         )
 
     def execute(self, place, line):

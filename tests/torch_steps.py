@@ -1,5 +1,6 @@
 """Small captured steps of torch, run by any Program without torch.compile, and what eager PyTorch gives for them."""
 
+import copy
 import functools
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ from torch import nn
 
 from lowtide.capture.joint import Joint
 from lowtide.capture.step import capture
+from lowtide.capture.tile import Tiling
 from lowtide.execute.bits import same_bits
 from lowtide.execute.interpreter import Interpreter
-from lowtide.graph.tiles import Cut, grid_of
+from lowtide.execute.regions import middles
 from tests.execute.tiles import owning, program_of
 
 
@@ -95,6 +97,18 @@ class Rows(nn.Module):
         return x
 
 
+class Classes(nn.Module):
+    """A loss of the batch alone, with an image in front of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 3, 2)
+        self.last = nn.Linear(60, 3)
+
+    def forward(self, x):
+        return self.last(self.two(F.dropout(F.gelu(self.one(x)), 0.2)).flatten(1))
+
+
 def squared(model, x):
     return model(x).square().mean()
 
@@ -144,20 +158,36 @@ MODELS = {
     "watched": (Watched, (4, 6)),
     "image": (Image, (2, 2, 6, 6)),
     "rows": (Rows, (8, 6)),
+    "classes": (Classes, (3, 2, 14, 12)),
 }
+"""How to build each, and the shape of its input."""
+
+
+def _outside(joint):
+    return {"end": _before_the_loss(joint)}
+
+
 TILED = {
-    "rows in tiles": ("rows", (4,), {}),
-    "image in tiles": ("image", (1, 1, 2, 2), {}),
-    "image outside": ("image", (1, 1, 2, 1), {"end": "last"}),
-    "image owned": ("image", (1, 1, 1, 2), {"end": "last", "own": True}),
+    "rows in tiles": ("rows", (4,), lambda _: {}),
+    "image in tiles": ("image", (1, 1, 2, 2), lambda _: {}),
+    "image outside": ("image", (1, 1, 2, 1), _outside),
+    "image owned": ("image", (1, 1, 1, 2), lambda joint: _outside(joint) | {"own": owning((2, 1))(joint)}),
+    "tiles in tiles": ("classes", (3,), lambda _: {"inner": _in_strips}),
 }
+"""The step that is cut, into how many parts of each axis, and how."""
+
+
+def _in_strips(joint):
+    """A loop inside a tile, over two strips of an image."""
+    end = middles(joint)[-1]
+    return end, Tiling(joint, (), end).boxes((1, 1, 1, 2))
 
 
 @functools.cache
 def captured(name):
     build, shape = MODELS[name]
     torch.manual_seed(3)
-    model, x = build(), torch.randn(shape)
+    model, x = build(), torch.randn(shape, requires_grad=True)
     torch._dynamo.reset()
     joint = capture(squared, model, x).joint
     named = dict(model.named_parameters()) | dict(model.named_buffers()) | {"x": x}
@@ -171,11 +201,9 @@ def subject(name):
     if name in MODELS:
         return captured(name)[2]
     whole, parts, how = TILED[name]
-    _, x, step = captured(whole)
-    end = _before_the_loss(step.joint) if how.get("end") else ""
-    more = {"own": owning((2, 1))(_with_input(step.joint))} if how.get("own") else {}
-    program, cut = program_of(step.joint, parts, (), end, **more)
-    return Subject(cut, tuple(step.values[: len(cut.inputs)]), program)
+    step = captured(whole)[2]
+    program, cut = program_of(step.joint, parts, **how(step.joint))
+    return Subject(cut, step.values, program)
 
 
 def _before_the_loss(joint):
@@ -184,11 +212,11 @@ def _before_the_loss(joint):
 
 
 def eager(name):
-    """What eager PyTorch leaves behind, by name."""
+    """The loss, what eager PyTorch leaves behind by name, and its random state."""
     model, x, _ = captured(name)
-    model = __import__("copy").deepcopy(model)
+    model, x = copy.deepcopy(model), x.detach().clone().requires_grad_()
     torch.manual_seed(7)
     loss = squared(model, x)
     (loss * 1.25).backward()
     left = {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
-    return loss.detach(), left, torch.get_rng_state()
+    return loss.detach(), left | {"x": x.grad}, torch.get_rng_state()

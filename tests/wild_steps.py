@@ -89,7 +89,11 @@ class _Wild:
                 self.change(k, inputs=(*self.ops[k].inputs, name))
         end = len(self.of(Phase.FORWARD))
         source = draw.choice([t for op in self.ops[:end] for t in op.outputs])
-        place = end if draw.random() < 0.7 else draw.randint(max([k for k in readers if k < end], default=at) + 1, end)
+        place = (
+            end
+            if draw.random() < 0.7
+            else draw.randint(max([k for k in readers if k < end], default=at) + 1, end)
+        )
         source = source if any(source in op.outputs for op in self.ops[:place]) else self.ops[0].outputs[0]
         copy = Op(
             f"copy{buffer}", "aten.copy_", Phase.FORWARD, (buffer, source), (buffer,), device="cpu",
@@ -209,7 +213,9 @@ def looped_step(seed):
             bodies.append(Body(body, inner, tuple(extra), tuple(times), tuple(may)))
         tiles.append(Tile(len(bodies) - 1, box))
     loop = Loop(k, tiles=tuple(tiles))
-    drawn = any(op.attributes.get(name) for one in bodies for op in one.graph.ops for name in ("random", "once"))
+    drawn = any(
+        op.attributes.get(name) for one in bodies for op in one.graph.ops for name in ("random", "once")
+    )
     wild.change(k, kind=LOOP, attributes={"axes": list(axes)} | ({"once": True} if drawn else {}))
     graph, seconds, workspace, able = wild.step()
 

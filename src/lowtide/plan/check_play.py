@@ -83,9 +83,7 @@ class Player(Held):
         """All instructions; a PlanError names the first that is wrong."""
         if self.depth > _DEEPEST:
             raise broken(Rule.BODIES, f"bodies are nested more than {_DEEPEST} deep")
-        problem = wrong_region(self.graph, self.program, inside=self.inside) if self._loops_known() else None
-        if problem is not None:
-            raise broken(Rule.REGION, f"the program {problem}")
+        self._look_at_loops()
         for place, line in enumerate(self.program.instructions):
             self.place = place
             if place == len(self.program.forward):
@@ -104,10 +102,19 @@ class Player(Held):
             self._end_forward()
         self._end()
 
-    def _loops_known(self) -> bool:
-        """Whether loops name loops; where one does not, its instruction is told."""
-        loops = [line for line in self.program.instructions if isinstance(line, Loop)]
-        return all(self._known(line.op) and self.graph.ops[line.op].kind == LOOP for line in loops)
+    def _look_at_loops(self) -> None:
+        """Loops by themselves, and whether they belong together."""
+        for place, line in enumerate(self.program.instructions):
+            if isinstance(line, Loop):
+                self.place = place
+                if not self._known(line.op) or self.graph.ops[line.op].kind != LOOP:
+                    self._wrong(Rule.LOOPS, f"runs operator {line.op} in a loop, which stands for none")
+                if line.in_place is not None or line.short:
+                    self._wrong(Rule.LOOPS, f"runs the loop {line.op} in place, or in short")
+                self._wrong(Rule.TILES, wrong_loop(self.graph, line, len(self.program.bodies)))
+        problem = wrong_region(self.graph, self.program, inside=self.inside)
+        if problem is not None:
+            raise broken(Rule.REGION, f"the program {problem}")
 
     def _known(self, op: int) -> bool:
         return 0 <= op < len(self.graph.ops)
@@ -128,7 +135,8 @@ class Player(Held):
         op = graph.ops[line.op]
         if op.phase is not Phase.FORWARD and self.place < len(self.program.forward):
             self._wrong(Rule.PHASES, f"runs {op.label!r} of backward in the forward part")
-        self._loop_or_not(line, op)
+        if op.kind == LOOP and not isinstance(line, Loop):
+            self._wrong(Rule.LOOPS, f"runs {op.label!r} without a loop, which stands for one")
         again = line.op in self.order.ran
         self._wrong(Rule.ORDER, self.order.wrong(line))
         self._refuse_again(op, again)
@@ -157,16 +165,6 @@ class Player(Held):
         self.runs += 1
         extra = self.workspace[line.op] if self.workspace else 0
         self.mark(passing + (self._turned(line) if isinstance(line, Loop) else extra))
-
-    def _loop_or_not(self, line: Run, op: Op) -> None:
-        """A loop runs an operator that stands for one, and nothing else does."""
-        if isinstance(line, Loop) != (op.kind == LOOP):
-            how = "in a loop" if isinstance(line, Loop) else "without a loop"
-            self._wrong(Rule.LOOPS, f"runs {op.label!r}, a {op.kind}, {how}")
-        if isinstance(line, Loop):
-            if line.in_place is not None or line.short:
-                self._wrong(Rule.LOOPS, f"runs the loop {op.label!r} in place, or in short")
-            self._wrong(Rule.TILES, wrong_loop(self.graph, line, len(self.program.bodies)))
 
     def _read(self, index: int, op: Op, again: bool) -> None:
         facts = self.facts
