@@ -30,7 +30,6 @@ from lowtide.plan.make import Costs
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Run
-from lowtide.plan.simulate import simulate
 from lowtide.plan.tile import TileStep, plan_loop
 from lowtide.plan.valid import valid_plan
 from tests import torch_steps
@@ -41,7 +40,7 @@ from tests.wild_steps import looped_step, planned, programs_of, wild_step
 
 replace = msgspec.structs.replace
 
-_MUTATIONS = 12
+_MUTATIONS = 6
 """So many changes of one valid Program are tried."""
 KINDS = ("symbols", "symbols", "symbols", "symbols", "symbols", "torch", "torch", "torch", "figures", "files")
 _FREE = {
@@ -89,7 +88,7 @@ def on_symbols(number, tally):
     graph, _, workspace, able = step
     changed = program
     if number % _MUTATIONS:  # the first is as it is
-        changed = mutated(random.Random(f"symbols {number}"), graph, program)
+        changed = mutated(random.Random(f"symbols {number}"), graph, program, able)
     refused = wrong = None
     peak = most = 0
     try:
@@ -103,11 +102,8 @@ def on_symbols(number, tally):
         most = runs_right(graph, changed, able, program)
     except WrongError as error:
         wrong = str(error)
-    if refused is None and wrong is None:
-        if most > peak:
-            wrong = f"takes {most} bytes, more than {peak}"
-        elif simulate(graph, changed, workspace_bytes=workspace).peak_bytes < most:
-            wrong = "the simulation counts less than it takes"
+    if refused is None and wrong is None and most > peak:
+        wrong = f"takes {most} bytes, more than {peak}"
     if changed is program and refused is not None:
         tally.failures.append(f"symbols {number}: a valid program is refused: {refused}")
     tally.add("symbols", number, refused, wrong)
@@ -119,13 +115,13 @@ def same_tiles(one, other):
     return all(loops[0].get(op, tiles) == tiles for op, tiles in loops[1].items())
 
 
-def _planner(draw, graph, able):
+def _planner(draw, graph, able, leaving=True):
     """A valid Program of a captured step."""
     kinds = [store_all, recompute_all, functools.partial(recompute_all, each_use=True), offload_all, None]
     kind = draw.choice(kinds)
     if kind is None:
         step = graph, [1.0] * len(graph.ops), [0] * len(graph.ops), able
-        made = planned(draw.randrange(100), step, draw)
+        made = planned(draw.randrange(100), step, draw, leaving=leaving)
         if made is not None:
             return made.program
         kind = store_all
@@ -140,7 +136,7 @@ def _in_bodies(draw, subject):
     for body, joint in zip(program.bodies, joints, strict=True):
         able = tuple(sorted(able_in_place(joint)))
         loops = any(op.kind == LOOP for op in body.graph.ops)
-        made = body.program if loops else _planner(draw, body.graph, able)
+        made = body.program if loops else _planner(draw, body.graph, able, leaving=False)
         bodies.append(replace(body, program=made, able=able))
     return replace(program, bodies=tuple(bodies))
 
@@ -162,12 +158,17 @@ def torch_base(number):
     return name, _planner(draw, subject.joint.graph, able_in_place(subject.joint))
 
 
+@functools.cache
+def able_of(name):
+    return sorted(able_in_place(torch_steps.subject(name).joint))
+
+
 def in_torch(number, tally):
     name, program = torch_base(number // _MUTATIONS)
     subject = torch_steps.subject(name)
     draw, changed = random.Random(f"torch {number}"), program
     if number % _MUTATIONS:
-        changed = mutated(draw, subject.joint.graph, program)
+        changed = mutated(draw, subject.joint.graph, program, able_of(name))
     refused = wrong = None
     try:
         found = subject.run(changed)
@@ -228,7 +229,7 @@ def with_figures(number, tally):
         return
     refused = None
     try:
-        valid_plan(changed)
+        valid_plan(changed if _no_number(changed, name) else decode_document(encode_document(changed), Plan))
     except LowtideError as error:
         refused = error
     tiled = plan.decisions.tiles

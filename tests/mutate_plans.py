@@ -10,14 +10,27 @@ from lowtide.plan.program import Drop, Fetch, Loop, Program, Run, Send
 replace = msgspec.structs.replace
 
 
-def mutated(draw, graph, program):
-    """The Program with one to three changes."""
+def mutated(draw, graph, program, able=()):
+    """The Program with one to three changes; often without its drops, which hide what is wrong otherwise."""
+    if draw.random() < 0.5:
+        program = _without_drops(program)
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
-        program = _changed(draw, graph, program)
+        program = _changed(draw, graph, program, able)
     return program
 
 
-def _changed(draw, graph, program):
+def _without_drops(program):
+    """Everything that is not sent to the host is held to the end."""
+    sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
+
+    def kept(lines):
+        left = [Drop(tuple(sent.intersection(x.tensors))) if isinstance(x, Drop) else x for x in lines]
+        return tuple(x for x in left if not isinstance(x, Drop) or x.tensors)
+
+    return replace(program, forward=kept(program.forward), backward=kept(program.backward))
+
+
+def _changed(draw, graph, program, able):
     lines, cut = list(program.instructions), len(program.forward)
     bodies = program.bodies
     how = draw.choice(LINES + (TILES if bodies else ()))
@@ -29,33 +42,88 @@ def _changed(draw, graph, program):
         at = draw.randint(0, len(lines))
         lines.insert(at, _some_line(draw, graph, bodies))
         cut += at < cut
+    elif how in ("swap runs", "move run", "in place", "send"):
+        cut = _among_runs(draw, graph, lines, cut, how, able)
     elif lines:
-        a, b = draw.randrange(len(lines)), draw.randrange(len(lines))
-        if how == "swap":
-            lines[a], lines[b] = lines[b], lines[a]
-        elif how == "swap neighbours":
-            b = min(a + 1, len(lines) - 1)
-            lines[a], lines[b] = lines[b], lines[a]
-        elif how == "move":
-            lines.insert(b, lines.pop(a))
-        elif how == "move a little":
-            lines.insert(max(0, a + draw.randint(-4, 4)), lines.pop(a))
-        elif how == "delete":
-            del lines[a]
-            cut -= a < cut
-        elif how == "duplicate":
-            lines.insert(b, lines[a])
-            cut += b < cut
-        elif how == "change":
-            lines[a] = _other(draw, graph, lines[a])
+        cut = _rearranged(draw, graph, lines, cut, how)
     return Program(tuple(lines[:cut]), tuple(lines[cut:]), bodies)
+
+
+def _rearranged(draw, graph, lines, cut, how):
+    """Change the lines; where the forward part ends then."""
+    a, b = draw.randrange(len(lines)), draw.randrange(len(lines))
+    if how == "swap neighbours":
+        b = min(a + 1, len(lines) - 1)
+    if how in ("swap", "swap neighbours"):
+        lines[a], lines[b] = lines[b], lines[a]
+    elif how == "move":
+        lines.insert(b, lines.pop(a))
+    elif how == "move a little":
+        lines.insert(max(0, a + draw.randint(-4, 4)), lines.pop(a))
+    elif how == "delete":
+        del lines[a]
+        cut -= a < cut
+    elif how == "duplicate":
+        lines.insert(b, lines[a])
+        cut += b < cut
+    elif how == "change":
+        lines[a] = _other(draw, graph, lines[a])
+    return cut
 
 
 LINES = (
     "swap", "swap neighbours", "swap neighbours", "move", "move a little", "move a little", "delete", "duplicate",
-    "insert", "change", "change", "border",
+    "insert", "change", "change", "border", "swap runs", "swap runs", "swap runs", "move run", "move run", "move run",
+    "in place", "in place", "in place", "send", "send",
 )  # fmt: skip
 TILES = ("tiles", "body", "body", "body", "body list", "loop")
+
+
+def _among_runs(draw, graph, lines, cut, how, able):
+    """Change runs alone, or send what one of them made; where the forward part ends then."""
+    runs = [k for k, line in enumerate(lines) if isinstance(line, Run) and 0 <= line.op < len(graph.ops)]
+    if len(runs) < 2:
+        return cut
+    if how in ("swap runs", "move run"):
+        for _ in range(12):  # most are refused for what is not there yet, which says little
+            tried, (a, b) = list(lines), draw.sample(runs, 2)
+            if how == "swap runs":
+                tried[a], tried[b] = tried[b], tried[a]
+            else:
+                tried.insert(b, tried.pop(a))
+            if _made_before_read(graph, tried):
+                break
+        lines[:] = tried
+        return cut
+    a = (
+        draw.choice([k for k in runs if lines[k].op in able] or runs)
+        if how == "in place"
+        else draw.choice(runs)
+    )
+    op = graph.ops[lines[a].op]
+    if how == "in place" and op.inputs and op.outputs:
+        lines[a] = replace(lines[a], in_place=None if lines[a].in_place == 0 else 0)
+    elif how == "send" and op.outputs:
+        t = draw.choice(op.outputs)
+        places = sorted(draw.randint(a + 1, len(lines)) for _ in range(3))
+        new = [Send(t), Drop((t,)), Fetch(t)]
+        chosen = [k for k in range(3) if k == 0 or draw.random() < 0.8]
+        for k in reversed(chosen):
+            lines.insert(places[k], new[k])
+            cut += places[k] < cut
+    return cut
+
+
+def _made_before_read(graph, lines):
+    """Whether operators read what others have made, as far as nothing is dropped."""
+    made = {t for op in graph.ops for t in op.outputs if t not in op.inputs}
+    there = set(range(len(graph.tensors))) - made
+    for line in lines:
+        if isinstance(line, Run) and 0 <= line.op < len(graph.ops):
+            if not there.issuperset(graph.ops[line.op].inputs):
+                return False
+            there.update(graph.ops[line.op].outputs)
+    return True
 
 
 def _some_line(draw, graph, bodies):
@@ -95,7 +163,7 @@ def _with_tiles(draw, graph, program, how):
     if how == "body":
         k = draw.randrange(len(bodies))
         body = bodies[k]
-        inside = _changed(draw, body.graph, body.program)
+        inside = mutated(draw, body.graph, body.program, body.able)
         bodies[k] = replace(body, program=inside)
         if draw.random() < 0.1:
             bodies[k] = replace(body, workspace_bytes=body.workspace_bytes[1:], seconds=body.seconds[2:])

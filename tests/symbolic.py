@@ -111,11 +111,13 @@ class Step:
             if self.root[t] == t and (tensor.role in RESIDENT_ROLES or t not in made):
                 (self.leaves if tensor.role in RESIDENT_ROLES else self.given).append(t)
                 self.table[t] = Ref(Storage(("leaf", t, inside), tensor.bytes))
-        for t, tensor in enumerate(graph.tensors):
+        for t in range(len(graph.tensors)):
             if self.root[t] != t and t not in made and self.root[t] in self.leaves:
                 self.table[t] = Ref(self.table[self.root[t]].storage, (t,))
         self.before = {t: self.table[t].storage.content for t in self.leaves}
         self.user = {t: self.table[t] for t in self.leaves}
+        self.coming = {t: self.table[t] for t in self.given}
+        """Gradients that come in, which others may have too."""
         self.copies = {
             t for t in self.leaves
             if inside is None and t not in late and (t in updated or graph.tensors[t].role is Role.BUFFER)
@@ -173,7 +175,7 @@ class Step:
 
     def outcome(self):
         found = {t: self.value(t) for t in self.gradients}
-        found |= {("leaf", t): ref.value for t, ref in self.user.items()}
+        found |= {("leaf", t): ref.value for t, ref in (self.user | self.coming).items()}
         return found
 
 

@@ -83,7 +83,7 @@ class _Wild:
         readers = [k for k in self.of(Phase.FORWARD) if k > at and self.ops[k].kind != "view"]
         readers = draw.sample(readers, min(len(readers), draw.randint(1, 2)))
         if draw.random() < 0.4:
-            readers.append(draw.choice([k for k in self.of(Phase.BACKWARD)]))
+            readers.append(draw.choice(self.of(Phase.BACKWARD)))
         for k in readers:
             if name not in self.ops[k].inputs:
                 self.change(k, inputs=(*self.ops[k].inputs, name))
@@ -105,8 +105,7 @@ class _Wild:
     def updated_late(self):
         """A buffer that backward updates."""
         buffer = self.leaf(Role.BUFFER)
-        backward = self.of(Phase.BACKWARD)
-        k = self.draw.choice(backward)
+        k = self.draw.choice([k for k in self.of(Phase.BACKWARD) if self.ops[k].outputs])
         add = Op(
             f"late{buffer}", "aten.copy_", Phase.BACKWARD, (buffer, self.ops[k].outputs[0]), (buffer,),
             device="cpu", attributes={"updates": [0]},
@@ -116,7 +115,7 @@ class _Wild:
 
     def accumulated(self):
         """Gradients that are added to what comes in, as in tiles."""
-        k = self.draw.choice(self.of(Phase.BACKWARD))
+        k = self.draw.choice([k for k in self.of(Phase.BACKWARD) if self.ops[k].outputs])
         into = self.leaf(Role.INPUT)
         add = Op(f"into{into}", "lowtide.accumulate", Phase.BACKWARD, (into, self.ops[k].outputs[0]), ())
         self.insert(k + 1, add)
@@ -140,9 +139,40 @@ class _Wild:
                     self.change(k, device=where)
                     self.mark(k, random=True)
 
+    def masks(self):
+        """Operators that draw from the same generator, and nothing else connects them."""
+        for _ in range(self.draw.randint(2, 3)):
+            reader = self.draw.choice([k for k in self.of(Phase.FORWARD) if self.ops[k].kind != "view"])
+            mask = self.add_tensor(self.draw.randint(1, 9))
+            kind = self.draw.choice([{"random": True}, {"random": True}, {"once": True}])
+            self.change(reader, inputs=(*self.ops[reader].inputs, mask))
+            drawn = Op(f"rand{mask}", "rand", Phase.FORWARD, (), (mask,), device="cpu", attributes=kind)
+            self.insert(self.draw.randint(0, reader), drawn)
+
+    def shown(self):
+        """More results, some of them views."""
+        made = [t for k in self.of(Phase.FORWARD) for t in self.ops[k].outputs if t not in self.ops[k].inputs]
+        chosen = self.draw.sample(made, min(len(made), 2))
+        self.attributes["returned"] = sorted({*self.attributes["returned"], *chosen})
+
+    def fitting(self):
+        """Operators as large as what they read, which may be a leaf, a result or what comes in."""
+        for _ in range(3):
+            k = self.draw.randrange(len(self.ops))
+            op = self.ops[k]
+            if op.outputs and op.inputs and op.outputs[0] not in op.inputs:
+                made = self.tensors[op.outputs[0]]
+                source = self.tensors[op.inputs[0]]
+                if made.alias is None and source.alias is None and not self.viewed(op.outputs[0]):
+                    self.tensors[op.outputs[0]] = replace(made, bytes=source.bytes)
+                    self.able.append(k)
+
+    def viewed(self, tensor):
+        return any(one.alias == tensor for one in self.tensors)
+
     def once(self):
         k = self.draw.randrange(len(self.ops))
-        if not self.ops[k].attributes.get("random"):
+        if not self.ops[k].attributes.get("random") and not self.ops[k].id.startswith("view"):
             self.mark(k, once=True)
 
     def waiting(self):
@@ -176,21 +206,24 @@ class _Wild:
         attributes = self.attributes | ({"updated": sorted(set(self.updated))} if self.updated else {})
         attributes |= {"updated_early": self.early} if self.early else {}
         graph = validate(Graph(tuple(self.tensors), tuple(self.ops), attributes=attributes))
-        return graph, self.seconds, self.workspace, sorted(self.able)
+        owner = graph.storages()
+        size = [graph.tensors[t].bytes for t in owner]
+        able = {k for k in self.able if size[self.ops[k].inputs[0]] == size[self.ops[k].outputs[0]]}
+        return graph, self.seconds, self.workspace, sorted(able)
 
 
-INSIDE = ("accumulated", "summed", "random", "once", "waiting")
+INSIDE = ("accumulated", "summed", "random", "once", "waiting", "masks", "fitting", "fitting")
 """What a body may have: nothing there is copied between forward and backward."""
 FEATURES = (
     "statistics", "copied", "copied", "updated_late", "accumulated", "summed", "random", "once", "waiting",
-    "normalized",
+    "normalized", "masks", "masks", "shown", "fitting", "fitting",
 )  # fmt: skip
 
 
 def wild_step(seed, forward=(3, 7), features=FEATURES):
     """A graph, seconds, workspaces and operators able to run in place, drawn from a seed."""
     wild = _Wild(seed, forward)
-    for name in wild.draw.sample(features, wild.draw.randint(0, 4)):
+    for name in wild.draw.sample(features, wild.draw.randint(0, min(5, len(features)))):
         getattr(wild, name)()
     return wild.step()
 
@@ -230,7 +263,7 @@ def looped_step(seed):
 
 def programs_of(seed, step, turned=lambda program: program):
     """A valid Program of a step, of one kind or another."""
-    graph, seconds, workspace, able = step
+    graph, _, _, able = step
     draw = random.Random(f"program {seed}")
     kind = draw.choice(["store", "recompute", "each", "offload", "plan", "plan", "plan"])
     if kind == "plan":
@@ -247,7 +280,7 @@ def programs_of(seed, step, turned=lambda program: program):
     return turned(with_in_place(graph, plain, able) if draw.random() < 0.7 else plain)
 
 
-def planned(seed, step, draw, turned=lambda program: program):
+def planned(seed, step, draw, turned=lambda program: program, *, leaving=True):
     """A plan of the step inside some budget, or None where there is none."""
     graph, seconds, workspace, able = step
     short = {
@@ -256,11 +289,11 @@ def planned(seed, step, draw, turned=lambda program: program):
     means = draw.choice([["recompute"], ["recompute", "offload"]])
     link = Link(40.0, 30.0, 0.1) if "offload" in means else None
     costs = Costs(tuple(seconds), tuple(workspace), "imported", short=short if draw.random() < 0.7 else {})
-    leaving = ("parameters",) if link and draw.random() < 0.3 else ()
+    kinds = ("parameters",) if leaving and link and draw.random() < 0.3 else ()
     try:
         return make_plan(
             graph, costs, Budget(share=draw.choice([1.0, 0.9, 0.8, 0.7])), able=able, only=means, link=link,
-            time_limit=0.02, seed=seed, offload=leaving, turned=turned,
+            time_limit=0.02, seed=seed, offload=kinds, turned=turned,
         )  # fmt: skip
     except InfeasibleError:
         return None

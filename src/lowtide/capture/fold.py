@@ -193,6 +193,8 @@ class Fold(ABC):
             if op.kind == LOOP:
                 calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
                 attributes = op.attributes | {"axes": list(calls[k].target.axes)}
+                if getattr(calls[k].target, "narrow", False):  # what it expects changes once backward has begun
+                    attributes["once"] = True
                 ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
         return replace(
             made,

@@ -117,16 +117,20 @@ class Interpreter:
         kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
         given = list(arguments)
         arguments.clear()
-        known: list[torch.Tensor | None] = [None] * len(self._states)
-        for k, value in zip(self.states, given[kept + sent : kept + sent + states], strict=True):
-            known[k] = value
-        frame = self._frame(known)
+        frame = self._frame(self._all_states(given[kept + sent : kept + sent + states]))
         try:
             return self._backward_in(frame, given)
         except BaseException as error:
             _let_go(error, frame)
             self._explain(error, "Parameters and gradients are as they were before backward")
             raise
+
+    def _all_states(self, handed: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Random states with those that forward has handed over."""
+        known: list[torch.Tensor | None] = [None] * len(self._states)
+        for k, value in zip(self.states, handed, strict=True):
+            known[k] = value
+        return known
 
     def _backward_in(self, frame: Frame, given: list[Any]) -> list[Any]:
         joint = self.joint

@@ -101,6 +101,9 @@ def _words(plan: Plan) -> Iterator[Contradiction]:
     for k in (*plan.able, *plan.short):
         if not 0 <= k < ops:
             yield Rule.WORDS, f"it names operator {k}; the step has {ops}"
+    for k in plan.able:
+        if not plan.graph.ops[k].inputs or not plan.graph.ops[k].outputs:
+            yield Rule.WORDS, f"operator {k} may run in place, and reads or gives nothing"
     for word in plan.offload:
         if word not in MOVABLE:
             yield Rule.WORDS, f"it lets {word!r} leave the device; {' and '.join(MOVABLE)} may"
