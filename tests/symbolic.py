@@ -285,7 +285,8 @@ class Playing(Step):
             raise WrongError("backward in forward")
         if isinstance(line, Loop) != (op.kind == LOOP):
             raise WrongError("loop or not")
-        self.arriving -= {self.root[t] for t in op.inputs}
+        read = {self.root[t] for t in op.inputs}
+        self.arriving = {t for t in self.arriving if self.root[t] not in read}
         again = k in self.ran
         if line.short:
             self.short(place, line, op, again)
@@ -364,7 +365,7 @@ class Playing(Step):
             raise WrongError("no such tensor")
         if t in self.hosts:
             self.hosts[t].taken()
-        self.arriving.discard(self.root[t])
+        self.arriving.discard(t)
         if t in self.leaves:
             if t not in self.hosts or self.table[t] is None:
                 raise WrongError("a leaf is lost")
@@ -380,7 +381,7 @@ class Playing(Step):
             raise WrongError("a part of a leaf")
         if self.root[t] in self.given:
             raise WrongError("it comes from outside")
-        content = GARBAGE if self.root[t] in self.arriving else self.table[t].storage.content
+        content = GARBAGE if t in self.arriving else self.table[t].storage.content
         self.hosts[t] = Copy(self.table[t], content)
 
     def fetch(self, t):
@@ -391,7 +392,7 @@ class Playing(Step):
         else:
             copy = self.hosts[t]
             self.table[t] = Ref(Storage(copy.taken(), copy.ref.storage.bytes), copy.ref.path)
-        self.arriving.add(self.root[t])
+        self.arriving.add(t)
 
     def border(self):
         self.results = {t: self.value(t) for t in self.returned} if self.inside is None else {}

@@ -281,8 +281,8 @@ def prepared(
     last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
     seen: set[int] = set()
     out: set[int] = set()
-    coming: dict[int, int] = {}
-    """Tensors under way to the device, by the storage that arrives with them."""
+    coming: set[int] = set()
+    """Tensors under way to the device; who reads anything on their storages waits."""
     storages = joint.graph.storages() if last else []
     storages += range(len(storages), max(leaves, default=-1) + 1)
     lines: list[Line] = []
@@ -294,22 +294,22 @@ def prepared(
             out.add(line.tensor)
             return _Sending(line.tensor)
         if isinstance(line, Fetch):
-            coming[storages[line.tensor]] = line.tensor
+            coming.add(line.tensor)
             if line.tensor in leaves:
                 return _FetchingLeaf(line.tensor)
             return _Fetching(line.tensor, last[line.tensor] == position)
         if isinstance(line, Drop):
-            travelling = tuple(t for t in line.tensors if t in out or t in coming.values())
+            travelling = tuple(t for t in line.tensors if t in out or t in coming)
             out.difference_update(travelling)
-            for tensor in travelling:
-                coming.pop(storages[tensor] if storages else tensor, None)
+            coming.difference_update(travelling)
             return _Dropping(line.tensors, travelling, leaves)
         first = line.op not in seen
         seen.add(line.op)
         joined = _joined(joint, program.instructions, position) if line.short else ()
         inputs = [t for op in (line.op, *joined) for t in joint.graph.ops[op].inputs]
         read = {storages[t] for t in inputs} if coming else set()
-        awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
+        awaited = tuple(t for t in sorted(coming) if storages[t] in read)
+        coming.difference_update(awaited)
         if line.short and joint.graph.ops[line.op].kind in JOINED:
             return _Done(joint, Run(line.op), None, first, ())
         if isinstance(line, Loop):

@@ -26,6 +26,8 @@ def sound(graph: Graph) -> None:
         validate(graph)
     except GraphError as error:
         raise broken(Rule.GRAPH, str(error)) from error
+    if not graph.ordered:
+        raise broken(Rule.GRAPH, "its graph does not say in which order operators run")
     sound_attributes(graph)
 
 

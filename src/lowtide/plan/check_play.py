@@ -49,7 +49,7 @@ class Player(Held):
         self.sending: set[int] = set()
         """Tensors sent to the host that are still on the device."""
         self.arriving: set[int] = set()
-        """Roots of what is on its way back, and was not waited for."""
+        """Tensors on their way back that were not waited for."""
         self.gone: set[int] = set()
         """Leaves whose memory is not on the device."""
         self.order = Order(self.graph, program.bodies)
@@ -179,7 +179,8 @@ class Player(Held):
             if self.held[tensor].version != facts.wanted.get((index, facts.root[tensor]), 0):
                 self._wrong(Rule.VALUES, f"{op.label!r} reads {label} with a value of another time")
         if self.arriving:
-            self.arriving -= {facts.root[tensor] for tensor in op.inputs}
+            read = {facts.root[tensor] for tensor in op.inputs}
+            self.arriving = {tensor for tensor in self.arriving if facts.root[tensor] not in read}
 
     def _short(self, line: Run, op: Op, again: bool) -> None:
         part = self.program.forward if self.place < len(self.program.forward) else self.program.backward
@@ -251,7 +252,7 @@ class Player(Held):
         label = self._label(tensor)
         if tensor not in self.held:
             self._wrong(Rule.DROPS, f"drops {label}, which is not there")
-        self.arriving.discard(self.facts.root[tensor])
+        self.arriving.discard(tensor)
         if tensor in self.facts.may_leave:
             self._leave(tensor, label)
             return
@@ -277,7 +278,7 @@ class Player(Held):
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host, which must stay")
         if self.facts.root[tensor] in self.facts.given:
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host, which comes from outside")
-        if self.facts.root[tensor] in self.arriving:
+        if tensor in self.arriving:
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host while it comes back from there")
         storage = self.held[tensor]
         self.host_bytes += storage.bytes - self.on_host.get(tensor, (0, 0))[1]
@@ -296,7 +297,7 @@ class Player(Held):
         else:
             version, size = self.on_host[tensor]
             self.place_on(tensor, self.new(size, version))
-        self.arriving.add(self.facts.root[tensor])
+        self.arriving.add(tensor)
         self.mark(0)
 
     # the ends

@@ -130,9 +130,16 @@ def _decided(plan: Plan, loops: dict[int, Loop]) -> Iterator[Contradiction]:
     tiles = len(next(iter(loops.values())).tiles) if loops else 0
     if plan.decisions.tiles != tiles:
         yield Rule.DECISIONS, f"decisions.tiles is {plan.decisions.tiles}, the program has {tiles}"
-    whole = [(plan.graph, plan.program), *((b.graph, b.program) for b in plan.program.bodies)]
-    if not any(_decisions(graph, program, tiles) == plan.decisions for graph, program in whole):
+    steps = _steps(plan.graph, plan.program)
+    if not any(_decisions(graph, program, tiles) == plan.decisions for graph, program in steps):
         yield Rule.DECISIONS, "decisions are not those of the program"
+
+
+def _steps(graph: Graph, program: Program) -> Iterator[tuple[Graph, Program]]:
+    """A step and those of its tiles, with their Programs."""
+    yield graph, program
+    for body in program.bodies:
+        yield from _steps(body.graph, body.program)
 
 
 def _decisions(graph: Graph, program: Program, tiles: int) -> Decisions:
