@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MUTATIONS ?= 100000
+CASES ?= 2000
 TORCH ?= 2.13.0
 
-.PHONY: demo test setup lint fuzz bench clean
+.PHONY: demo test setup lint fuzz fuzz-plans bench clean
 
 setup: $(READY)
 
@@ -33,6 +34,10 @@ lint: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS)
 	$(BIN)/python -m tests.fuzz_commands --mutations $$(($(MUTATIONS) / 20))
+
+fuzz-plans: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz_plans --cases $(CASES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz_bounds --cases $(CASES)
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

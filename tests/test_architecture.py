@@ -99,6 +99,17 @@ def test_torch_is_imported_only_where_it_belongs():
             assert not any(name.split(".")[0] == "torch" for name in imports(path)), path
 
 
+def test_the_checker_shares_no_code_with_planners():
+    own = {path.stem for path in (SOURCE / "plan").glob("check*.py")}
+    assert "check_play" in own
+    for name in own:
+        for used in imports(SOURCE / "plan" / f"{name}.py"):
+            pieces = used.split(".")
+            if pieces[0] == "lowtide":
+                assert pieces[1] in ("errors", "units", "graph", "plan"), f"{name} imports {used}"
+                assert pieces[1] != "plan" or pieces[2] in own | {"program"}, f"{name} imports {used}"
+
+
 def test_nothing_unpickles_or_evaluates():
     for path in modules():
         names = {name.split(".")[0] for name in imports(path)}

@@ -65,7 +65,14 @@ class CaptureError(LowtideError):
 
 
 class PlanError(LowtideError):
-    """A program that does not fit its graph: it reads or drops what it does not hold."""
+    """A program that does not fit its graph: it reads or drops what it does not hold.
+
+    ``rule`` is the line of docs/valid-programs.md that it breaks, where it breaks one.
+    """
+
+    def __init__(self, problem: str, *, rule: int | None = None) -> None:
+        self.rule = rule
+        super().__init__(problem)
 
 
 class InfeasibleError(PlanError):

@@ -319,8 +319,18 @@ def _strides(value: torch.Tensor) -> list[int] | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws from a generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether the operator draws from a generator; attention without dropout could, and does not."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropped(node) != 0
+
+
+def _dropped(node: fx.Node) -> Any:
+    """The share that an operator of attention drops; None where it has no such argument."""
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", given)
+    return None
 
 
 def _module_path(node: fx.Node) -> str:

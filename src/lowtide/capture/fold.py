@@ -204,6 +204,8 @@ class Fold(ABC):
             if op.kind == LOOP:
                 calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
                 attributes = op.attributes | {"axes": list(calls[k].target.axes)}
+                if getattr(calls[k].target, "narrow", False):  # what it expects changes in backward
+                    attributes["once"] = True
                 ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
         places_of = {t: pair[0] for t, pair in zip(old.inputs, places, strict=True) if pair is not None}
         return replace(

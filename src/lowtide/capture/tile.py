@@ -11,7 +11,7 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
@@ -87,10 +87,8 @@ class Tiling:
         """The tensor that tiles make side by side; None where they add up to the loss."""
         self.result = self._loss() if self.end is None else self.end
         """What the region ends at: the loss, or this tensor."""
-        self.cut = frozenset(number.get(name, -1) for name in cut)
+        self.cut = frozenset(self._begin(number, name) for name in cut)
         """Tensors at which the region begins; all that they are made from is outside."""
-        if -1 in self.cut:
-            raise CaptureError(f"a region begins at tensors of the step, and not all of {cut} are there")
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""
@@ -111,6 +109,12 @@ class Tiling:
         marks = self.joint.marks
         if marks is not None:
             raise CaptureError(f"the step says more about gradients than its operators do: {marks}")
+
+    def _begin(self, number: Mapping[str, int], name: str) -> int:
+        tensor = number.get(name)
+        if tensor is None or not any(tensor in op.outputs for op, _ in self.forward):
+            raise CaptureError(f"a region begins at a tensor that forward makes, and {name!r} is none")
+        return tensor
 
     def _end(self, tensor: int) -> int:
         if not any(tensor in op.outputs for op, _ in self.forward):

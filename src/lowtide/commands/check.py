@@ -7,9 +7,8 @@ import click
 from lowtide.commands.common import json_option, print_json, say
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
-from lowtide.plan.check import check as check_program
 from lowtide.plan.plan import Plan
-from lowtide.plan.valid import valid_plan
+from lowtide.plan.valid import check_plan
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 
@@ -20,32 +19,24 @@ __all__ = ["check"]
 @click.argument("file", metavar="PLAN")
 @json_option
 def check(file: str, as_json: bool) -> None:
-    """Play a plan instruction by instruction and say whether it keeps its promise.
+    """Play a plan instruction by instruction and say whether it is valid and keeps its promise.
 
-    The checker shares no code with the planner: it counts storages, workspaces and copies by itself.
+    The checker shares no code with the planner: it counts storages, workspaces and copies by itself. What a
+    valid plan is, rule by rule, is in docs/valid-programs.md.
     """
-    plan = valid_plan(read_document(file, Plan))
+    plan = read_document(file, Plan)
     graph = plan.graph
-    budget = plan.budget_bytes - plan.beside_bytes
-    found = check_program(
-        graph,
-        plan.program,
-        budget=budget,
-        workspace_bytes=plan.workspace_bytes,
-        offload=plan.offload,
-    )
-    peak, promised = found.peak_bytes + plan.beside_bytes, plan.predicted.peak_bytes
-    if peak > promised:
-        raise PlanError(
-            f"{printable(file)}: the plan promises a peak of {format_bytes(promised)} ({promised} bytes) "
-            f"and takes {format_bytes(peak)} ({peak} bytes); plan again"
-        )
+    try:
+        found = check_plan(plan)
+    except PlanError as error:
+        raise PlanError(f"{printable(file)}: {error}", rule=error.rule) from error
+    peak = found.peak_bytes + plan.beside_bytes
     view = {
         "file": file,
         "checked": True,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": peak,
-        "promised_peak_bytes": promised,
+        "promised_peak_bytes": plan.predicted.peak_bytes,
         "runs": found.runs,
         "operators": len(graph.ops),
         "host_bytes": found.host_bytes,

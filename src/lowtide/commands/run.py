@@ -21,7 +21,6 @@ from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
-from lowtide.plan.check import check
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Loop, Program
@@ -155,38 +154,24 @@ def _print(built: Built, device: str, program: str, plan: Plan | None, found: Co
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:
-    """A planner that gives the program in a file, if it fits the step."""
+    """A planner that gives the program in a file; whether it is valid for the step is seen before it runs."""
     if not is_file(name):
         choices = ", ".join(known)
         raise click.BadParameter(
             f"{name!r} is neither one of {choices} nor a file.{did_you_mean(name, known)}",
             param_hint="--program",
         )
-    return _given(valid_program(read_document(name, Program)))
+    program = valid_program(read_document(name, Program))
+    return lambda _: program
 
 
 def _planned(plan: Plan) -> Callable[[Graph], Program]:
     """A planner that has a plan for the step already."""
 
     def planner(graph: Graph) -> Program:
-        if not _has_loop(plan.program) and plan.graph.ops != graph.ops:
+        loops = any(isinstance(line, Loop) for line in plan.program.instructions)
+        if not loops and plan.graph.ops != graph.ops:  # a plan in tiles has a graph of its own
             raise PlanError("the step was captured differently the second time; report this as a bug")
         return plan.program
 
     return planner
-
-
-def _given(program: Program) -> Callable[[Graph], Program]:
-    """A planner that has its program already."""
-
-    def planner(graph: Graph) -> Program:
-        if not _has_loop(program):
-            check(graph, program, offload=("parameters",))
-        return program
-
-    return planner
-
-
-def _has_loop(program: Program) -> bool:
-    """Whether it is of a graph of its own, with a region as one operator; it is checked against that."""
-    return any(isinstance(line, Loop) for line in program.forward)

@@ -34,10 +34,9 @@ from lowtide.execute.planned import Planned, Rehearsal
 from lowtide.execute.planning import Settings
 from lowtide.execute.remember import REMEMBERED, Remembering, alive
 from lowtide.execute.shells import shells
-from lowtide.execute.tiling import loop_of, with_loop
+from lowtide.execute.tiling import has_loop, with_loop
 from lowtide.execute.travel import bring_back, guarded
 from lowtide.graph import Graph
-from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.plan import Plan
@@ -48,6 +47,7 @@ __all__ = ["PROGRAMS", "backend", "compile_planned", "compile_with"]
 
 Planner = Callable[[Graph], Program]
 Watch = Callable[[Interpreter], None]
+State = Callable[[], Sequence[torch.Tensor]]
 
 PROGRAMS: dict[str, Planner] = {
     "plain": store_all,
@@ -120,12 +120,14 @@ def compile_with(
     remember: int = REMEMBERED,
     in_place: bool = True,
     layouts: Layouts | None = None,
+    state: State = tuple,
 ) -> Callable[..., Any]:
     """The function with its forward and backward run by the Program that the planner gives.
 
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
     ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
-    ``layouts`` are what is known of how results lie in memory.
+    ``state`` gives that of an optimiser, ``layouts`` what is known of how results lie in memory. A PlanError
+    says that a Program is not valid for the step.
     """
     known = layouts or Layouts()
     trust_no_dict_versions()
@@ -139,13 +141,13 @@ def compile_with(
 
         def in_place_too(joint: Joint) -> Program:
             program = planner(joint.graph)
-            if loop_of(program) is not None:  # of another graph, in which tiles are planned already
+            if has_loop(program):  # of another graph, in which tiles are planned already
                 return program
             return with_in_place(joint.graph, program, able_in_place(joint))
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
             program = in_place_too if in_place else plainly
-            return Unplanned(static, leaves, _compiled, known, program, watch)
+            return Unplanned(static, leaves, _compiled, known, program, watch, state)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
@@ -191,16 +193,14 @@ def _compiled(
     inputs: Sequence[Any],
     program: Callable[[Joint], Program],
     watch: Watch,
+    state: State,
 ) -> Callable[..., Any]:
     """The function for these inputs' shapes."""
     made: list[Interpreter] = []
 
     def interpreter(joint: Joint) -> Interpreter:
         chosen = program(joint)
-        whole = with_loop(joint, chosen)
-        if whole is not joint:
-            check(whole.graph, chosen)
-        made.append(Interpreter(whole, chosen))
+        made.append(Interpreter(with_loop(joint, chosen), chosen, state))
         watch(made[-1])
         return made[-1]
 

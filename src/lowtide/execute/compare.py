@@ -216,12 +216,10 @@ def compare(
     subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
 
-    def watch(interpreter: Interpreter) -> None:
-        interpreter.state = subject.state
-        made.append(interpreter)
-
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(module, inputs, planner, watch, in_place=in_place, layouts=layouts)
+        return compile_with(
+            module, inputs, planner, made.append, in_place=in_place, state=subject.state, layouts=layouts
+        )
 
     compiled: Loss = torch.compile(fresh(loss), backend=lowtides(backend), fullgraph=True, dynamic=False)
     progress("eager step")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
@@ -26,12 +27,18 @@ from lowtide.execute.witness import Witness
 from lowtide.plan.plain import store_all
 from lowtide.plan.program import Program
 
-__all__ = ["Compile", "FirstCall", "Unplanned"]
+__all__ = ["Compile", "FirstCall", "State", "Unplanned", "Watch"]
 
 Programs = Callable[[Joint], Program]
 Watch = Callable[[Interpreter], None]
-Compile = Callable[[fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch], Callable[..., Any]]
-"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter."""
+State = Callable[[], Sequence[torch.Tensor]]
+Compile = Callable[
+    [fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch, State], Callable[..., Any]
+]
+"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter.
+
+The state is that of an optimiser.
+"""
 
 _CAPTURES = 8
 """A function is captured so many times at most: what is learned shows what else is to be learned."""
@@ -44,6 +51,7 @@ class FirstCall(ABC):
         self, module: fx.GraphModule, leaves: Sequence[Leaf], compiler: Compile, layouts: Layouts
     ) -> None:
         self.module, self.leaves, self._compiler, self.layouts = module, leaves, compiler, layouts
+        self._state: State = tuple
         self._ready: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -74,7 +82,8 @@ class FirstCall(ABC):
         """The function for the shapes of these arguments, run by a Program."""
         mode = self.layouts.mode()
         with tracing(TracingContext(mode)):
-            return self._compiler(self.module, self.leaves, fake_arguments(mode, arguments), program, watch)
+            inputs = fake_arguments(mode, arguments)
+            return self._compiler(self.module, self.leaves, inputs, program, watch, self._state)
 
     def rehearsed(
         self,
@@ -117,18 +126,17 @@ class Unplanned(FirstCall):
         layouts: Layouts,
         program: Programs,
         watch: Watch | None,
+        state: State,
     ) -> None:
         super().__init__(module, leaves, compiler, layouts)
-        self._program, self._watch = program, watch
+        self._program, self._watch, self._state = program, watch, state
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function, rehearsed."""
         made: list[Interpreter] = []
         try:
             ready = self.compiled(arguments, self._program, made.append)
-        except (
-            PlanError
-        ):  # a program that is given may be of the step as it really runs, which is not known yet
+        except PlanError:  # a program that is given may be of the step as it really runs: not known yet
             if self._as_captured(arguments, witness):
                 raise
             return None

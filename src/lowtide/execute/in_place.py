@@ -9,8 +9,8 @@ from torch import fx
 
 from lowtide.capture.in_place_calls import operator_in_place
 from lowtide.capture.joint import Joint
-from lowtide.errors import PlanError
-from lowtide.plan.program import Program, Run
+from lowtide.plan.check_rules import Rule, broken
+from lowtide.plan.program import Run
 
 __all__ = ["able_in_place", "in_place_variant", "refuse_in_place"]
 
@@ -24,20 +24,15 @@ def able_in_place(joint: Joint) -> frozenset[int]:
     return frozenset(k for k in range(len(joint.calls)) if _able(joint, k))
 
 
-def refuse_in_place(joint: Joint, program: Program) -> None:
-    """Raise a PlanError if the Program wants an operator in place that cannot be run so."""
-    owner = joint.graph.storages()
-    for place, line in enumerate(program.instructions):
-        if not isinstance(line, Run) or line.in_place is None:
-            continue
-        op = joint.graph.ops[line.op]
-        if line.in_place != 0 or not _able(joint, line.op):
-            raise PlanError(
-                f"instruction {place}: {op.label!r} cannot write over its input {line.in_place}: it has "
-                "no such form; take in_place out of the program"
-            )
-        if sum(owner[t] == owner[op.inputs[0]] for t in op.inputs) > 1:
-            raise PlanError(f"instruction {place}: {op.label!r} writes over an input that it reads twice")
+def refuse_in_place(joint: Joint, line: Run) -> None:
+    """Raise a PlanError if an operator is to run in place and has no such form, whatever a plan says."""
+    op = joint.graph.ops[line.op]
+    if line.in_place is not None and (line.in_place != 0 or not _able(joint, line.op)):
+        raise broken(
+            Rule.FORMS,
+            f"{op.label!r} cannot write over its input {line.in_place}: it has no such form; take in_place "
+            "out of the program",
+        )
 
 
 def _able(joint: Joint, op: int) -> bool:

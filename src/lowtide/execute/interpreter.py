@@ -12,15 +12,15 @@ import torch
 from lowtide.capture.joint import Joint
 from lowtide.cost.watch import Marker
 from lowtide.execute.exhausted import in_spite_of
-from lowtide.execute.in_place import refuse_in_place
-from lowtide.execute.lines import Frame, Line, prepared, run_lines
+from lowtide.execute.fits import refuse_invalid
+from lowtide.execute.handover import fetched_by_backward, handed_over, old_values
+from lowtide.execute.lines import Frame, Line, prepared, random_again, run_lines
 from lowtide.execute.loops import Turning
 from lowtide.execute.snapshot import Snapshot
 from lowtide.execute.transfer import Form, Transfers, transfers
 from lowtide.execute.travel import Traveller, bring_back, everything_away, may_leave
 from lowtide.execute.witness import Watched
-from lowtide.graph import RESIDENT_ROLES, Op, Role
-from lowtide.plan.memory import saved_for
+from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send
 
@@ -38,13 +38,16 @@ class Interpreter:
     one gives back its memory, fetching it takes memory again.
     """
 
-    def __init__(self, joint: Joint, program: Program) -> None:
-        refuse_in_place(joint, program)
+    def __init__(
+        self, joint: Joint, program: Program, state: Callable[[], Sequence[torch.Tensor]] = tuple
+    ) -> None:
+        """A PlanError says that the Program is not valid for the step; none of it is run then."""
+        refuse_invalid(joint, program, state())
         self.joint = joint
         self.program = program
         self.leaves = _leaves_sent(joint, program)
         """Leaves that are sent to the host; those beyond the graph are optimiser state."""
-        self.state: Callable[[], Sequence[torch.Tensor]] = tuple
+        self.state = state
         """Gives the optimiser's state, which the Program counts from the end of the graph's tensors on."""
         self.travellers: list[Traveller] = []
         """Leaves that the latest forward sent to the host."""
@@ -52,16 +55,15 @@ class Interpreter:
         self._alone: dict[int, torch.Tensor] = {}
         """Leaves that may leave, by their identity, for the backward to come."""
         self._away_between = _away_between(program, self.leaves)
-        again = _run_again(program)
-        self.states = tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
-        """Random operators that run more than once: the state before their first run is kept."""
-        self.saved = _needed_by_backward(joint, program, self.leaves)
-        self.hosts = _fetched_by_backward(program, self.leaves)
+        self._states = random_again(joint, program)
+        ran = {line.op for line in program.forward if isinstance(line, Run)}
+        self.states = tuple(k for k, op in enumerate(self._states) if op in ran)
+        """Which of the random states that are kept forward hands to backward."""
+        old = old_values(joint.graph)
+        self.saved = handed_over(joint, program, self.leaves, old)
+        self.hosts = fetched_by_backward(program, self.leaves)
         """Tensors that forward leaves on the host for backward."""
-        updated = joint.graph.attributes.get("updated", ())
-        self.copied = frozenset(
-            t for t in self.saved if joint.graph.tensors[t].role is Role.BUFFER or t in updated
-        )
+        self.copied = old.intersection(self.saved)
         """Buffers and other updated inputs that backward reads: their value before the step is copied."""
         self.marker: Marker | None = None
         """Told before and after each operator runs, while somebody watches."""
@@ -71,7 +73,7 @@ class Interpreter:
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
         loops = partial(Turning, watched=self.watched)
-        self._forward, self._backward = prepared(joint, program, self.states, self.leaves, loops)
+        self._forward, self._backward = prepared(joint, program, self._states, self.leaves, loops)
         self._transfers = _lanes(joint, program)
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
@@ -83,7 +85,7 @@ class Interpreter:
 
         That is tensors, then bytes on the host, then random states.
         """
-        frame, snapshot = self._frame([None] * len(self.states)), Snapshot()
+        frame, snapshot = self._frame([None] * len(self._states)), Snapshot()
         try:
             return self._forward_in(frame, arguments, snapshot)
         except BaseException as error:
@@ -105,29 +107,34 @@ class Interpreter:
         self._run(self._forward[: self._undisturbed], frame)
         snapshot.take([table[t] for t in self._early])
         self._run(self._forward[self._undisturbed :], frame)
-        for ticket in frame.incoming.values():  # backward, another call, reads it without a wait
-            assert self._transfers is not None
-            self._transfers.wait(ticket)
+        frame.settle()  # backward is another call
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
         self._hand_over(frame, hosts)
         self.travellers = list(frame.travellers.values())
         self._under_way |= {id(one.value): one for one in self.travellers}
-        return [*outputs, *saved, *hosts, *(state for state in frame.states if state is not None)]
+        return [*outputs, *saved, *hosts, *(frame.states[k] for k in self.states)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
         kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
         given = list(arguments)
         arguments.clear()
-        frame = self._frame(given[kept + sent : kept + sent + states])
+        frame = self._frame(self._all_states(given[kept + sent : kept + sent + states]))
         try:
             return self._backward_in(frame, given)
         except BaseException as error:
             _let_go(error, frame)
             self._explain(error, "Parameters and gradients are as they were before backward")
             raise
+
+    def _all_states(self, handed: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Random states with those that forward has handed over."""
+        known: list[torch.Tensor | None] = [None] * len(self._states)
+        for k, value in zip(self.states, handed, strict=True):
+            known[k] = value
+        return known
 
     def _backward_in(self, frame: Frame, given: list[Any]) -> list[Any]:
         joint = self.joint
@@ -144,9 +151,7 @@ class Interpreter:
         given.clear()
         self._go_on(frame)
         self._run(self._backward, frame)
-        for ticket in frame.incoming.values():  # what comes back last is read by whoever comes next
-            assert self._transfers is not None
-            self._transfers.wait(ticket)
+        frame.settle()
         for one in frame.travellers.values():
             one.end()
         return [None if t is None else frame.table[t] for t in joint.gradients]
@@ -237,15 +242,6 @@ def _before_first_update(joint: Joint, program: Program) -> int:
     return len(program.forward)
 
 
-def _run_again(program: Program) -> set[int]:
-    seen: set[int] = set()
-    again: set[int] = set()
-    for line in program.instructions:
-        if isinstance(line, Run):
-            (again if line.op in seen else seen).add(line.op)
-    return again
-
-
 def _leaves_sent(joint: Joint, program: Program) -> frozenset[int]:
     tensors = joint.graph.tensors
     sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
@@ -261,43 +257,6 @@ def _away_between(program: Program, leaves: frozenset[int]) -> frozenset[int]:
         elif isinstance(line, Fetch):
             away.discard(line.tensor)
     return frozenset(away)
-
-
-def _needed_by_backward(joint: Joint, program: Program, leaves: frozenset[int]) -> tuple[int, ...]:
-    """Tensors that the backward part reads, sends or returns before it makes or fetches them."""
-    needed = {t for t in joint.gradients if t is not None}
-    ran = {line.op for line in program.forward if isinstance(line, Run)}
-    sent = {line.tensor for line in program.forward if isinstance(line, Send)}
-    for line in reversed(program.backward):
-        if isinstance(line, Run):
-            op = joint.graph.ops[line.op]
-            needed.difference_update(t for t in _made(op, line) if t not in op.inputs)
-            needed.update(op.reads_again if line.op in ran else op.reads)
-            needed.update(saved_for(op) if line.short else ())
-        elif isinstance(line, Fetch):
-            (needed.add if line.tensor in leaves else needed.discard)(line.tensor)
-        elif isinstance(line, Send):
-            needed.add(line.tensor)
-        elif isinstance(line, Drop):  # its copy to the host may still be under way until here
-            needed.update(t for t in line.tensors if t in sent)
-    known = range(len(joint.graph.tensors))
-    return tuple(sorted(needed.intersection(known).difference(joint.tangents, joint.constants)))
-
-
-def _made(op: Op, line: Run) -> tuple[int, ...]:
-    return op.outputs[:1] if line.short else op.outputs
-
-
-def _fetched_by_backward(program: Program, leaves: frozenset[int]) -> tuple[int, ...]:
-    """Tensors that the backward part fetches and that the forward part sent."""
-    sent: set[int] = set()
-    found: set[int] = set()
-    for line in program.backward:
-        if isinstance(line, Send):
-            sent.add(line.tensor)
-        elif isinstance(line, Fetch) and line.tensor not in sent and line.tensor not in leaves:
-            found.add(line.tensor)
-    return tuple(sorted(found))
 
 
 def _lanes(joint: Joint, program: Program) -> Transfers | None:

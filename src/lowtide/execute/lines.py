@@ -24,7 +24,7 @@ from lowtide.graph import LOOP
 from lowtide.plan.program import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.short import JOINED
 
-__all__ = ["Frame", "Line", "Running", "prepared", "run_lines"]
+__all__ = ["Frame", "Line", "Running", "prepared", "random_again", "run_lines"]
 
 
 class Frame:
@@ -64,6 +64,13 @@ class Frame:
         """Leaves that were sent to the host."""
         self.able: frozenset[int] = frozenset()
         """Leaves that own their memory alone."""
+
+    def settle(self) -> None:
+        """From here on whatever comes back from the host is there: who reads it next does not wait."""
+        for ticket in self.incoming.values():
+            assert self.transfers is not None
+            self.transfers.wait(ticket)
+        self.incoming.clear()
 
     def clear(self) -> None:
         """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
@@ -293,8 +300,8 @@ def prepared(
     last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
     seen: set[int] = set()
     out: set[int] = set()
-    coming: dict[int, int] = {}
-    """Tensors under way to the device, by the storage that arrives with them."""
+    coming: set[int] = set()
+    """Tensors under way to the device; who reads anything on their storages waits."""
     storages = joint.graph.storages() if last else []
     storages += range(len(storages), max(leaves, default=-1) + 1)
     lines: list[Line] = []
@@ -306,22 +313,22 @@ def prepared(
             out.add(line.tensor)
             return _Sending(line.tensor)
         if isinstance(line, Fetch):
-            coming[storages[line.tensor]] = line.tensor
+            coming.add(line.tensor)
             if line.tensor in leaves:
                 return _FetchingLeaf(line.tensor)
             return _Fetching(line.tensor, last[line.tensor] == position)
         if isinstance(line, Drop):
-            travelling = tuple(t for t in line.tensors if t in out or t in coming.values())
+            travelling = tuple(t for t in line.tensors if t in out or t in coming)
             out.difference_update(travelling)
-            for tensor in travelling:
-                coming.pop(storages[tensor] if storages else tensor, None)
+            coming.difference_update(travelling)
             return _Dropping(line.tensors, travelling, leaves)
         first = line.op not in seen
         seen.add(line.op)
         joined = _joined(joint, program.instructions, position) if line.short else ()
         inputs = [t for op in (line.op, *joined) for t in joint.graph.ops[op].inputs]
         read = {storages[t] for t in inputs} if coming else set()
-        awaited = tuple(coming.pop(s) for s in sorted(read & coming.keys()))
+        awaited = tuple(t for t in sorted(coming) if storages[t] in read)
+        coming.difference_update(awaited)
         if line.short and joint.graph.ops[line.op].kind in JOINED:
             return _Done(joint, Run(line.op), None, first, ())
         if isinstance(line, Loop):
@@ -335,6 +342,16 @@ def prepared(
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
     cut = len(program.forward)
     return lines[:cut], lines[cut:]
+
+
+def random_again(joint: Joint, program: Program) -> tuple[int, ...]:
+    """Random operators that run more than once: the state before their first run is kept."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    for line in program.instructions:
+        if isinstance(line, Run):
+            (again if line.op in seen else seen).add(line.op)
+    return tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
 
 
 def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:

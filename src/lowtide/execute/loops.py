@@ -20,8 +20,8 @@ from lowtide.capture.loop import Region
 from lowtide.capture.outside import Half
 from lowtide.capture.tile import Tile
 from lowtide.cost.watch import Marker
-from lowtide.errors import PlanError
-from lowtide.execute.lines import Frame, prepared, run_lines
+from lowtide.execute.fits import refuse_invalid
+from lowtide.execute.lines import Frame, prepared, random_again, run_lines
 from lowtide.execute.transfer import transfers
 from lowtide.execute.witness import Watched, Witness
 from lowtide.plan.program import Body, Loop, Program, Run, Send
@@ -34,7 +34,9 @@ class _Turn:
 
     def __init__(self, joint: Joint, program: Program, watched: Watched) -> None:
         self.joint, self.watched = joint, watched
-        forward, backward = prepared(joint, program, (), loops=partial(Turning, watched=watched))
+        self.states = random_again(joint, program)
+        loops = partial(Turning, watched=watched)
+        forward, backward = prepared(joint, program, self.states, loops=loops)
         self.lines = [*forward, *backward]
         sends = any(isinstance(line, Send) for line in program.instructions)
         self.transfers = transfers(joint.values[0].device) if sends else None
@@ -44,7 +46,8 @@ class _Turn:
     ) -> Any:
         """What the tile gives, if anything."""
         joint = self.joint
-        frame = Frame(len(joint.graph.tensors), [], self.transfers, self.watched.by(joint))
+        states: list[Any] = [None] * len(self.states)
+        frame = Frame(len(joint.graph.tensors), states, self.transfers, self.watched.by(joint))
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -55,6 +58,7 @@ class _Turn:
             for place in joint.tangents:
                 table[place] = tangent
             run_lines(self.lines, frame, marker)
+            frame.settle()
             return next((table[t] for t in joint.outputs if t is not None), None)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
@@ -66,23 +70,13 @@ class Turning:
     """A loop as the function that its operator calls."""
 
     def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body], watched: Watched) -> None:
-        if not isinstance(region, Region | Half):
-            raise PlanError(f"the program runs operator {loop.op} in tiles, and it is no loop; plan again")
-        if [tile.over for tile in loop.tiles] != [tile.over for tile in region.tiles]:
-            raise PlanError("the loop has other tiles than the step was cut into")
+        """``loop`` and ``bodies`` are known to fit the region (``execute/fits.py``)."""
         self.region = region
-        numbers = {id(joint): region.first + k for k, joint in enumerate(region.bodies)}
         turns: dict[int, _Turn] = {}
         self.turns: list[_Turn] = []
         for tile, planned in zip(region.tiles, loop.tiles, strict=True):
-            body = bodies[planned.body]
-            if numbers[id(tile.joint)] != planned.body or body.graph != tile.joint.graph:
-                raise PlanError(
-                    "a tile was captured differently than it was planned for; report this as a bug, and "
-                    "plan without tiles for now (only='recompute,offload')"
-                )
             if planned.body not in turns:
-                turns[planned.body] = _Turn(tile.joint, body.program, watched)
+                turns[planned.body] = _Turn(tile.joint, bodies[planned.body].program, watched)
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -181,6 +175,7 @@ def _one_turn(
     """A function that runs one tile of a body."""
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
+    refuse_invalid(joint, program, inside=True)
     turn = _Turn(joint, program, Watched(witness))
 
     def run(marker: Marker | None) -> None:

@@ -129,7 +129,6 @@ class Planned(FirstCall):
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
-            interpreter.state = self._state
             made.append(interpreter)
 
         ready = self.compiled(arguments, planned, promise)
@@ -219,7 +218,8 @@ class Planned(FirstCall):
             device_of(joint.graph),
             (beside, free),
             pinned,
-            lambda plan: with_state(with_loop(joint, plan.program).graph, state),
+            lambda plan: with_loop(joint, plan.program),
+            state,
         )
 
     def _to_measure(self, room: Room) -> Callable[[Joint], Program]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from lowtide.capture.joint import Joint
 from lowtide.cost import Cost
 from lowtide.cost.cache import open_cache
 from lowtide.cost.device import Device, cache_folder, load_device, store_device
@@ -23,13 +24,13 @@ from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
 from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, LowtideError, PlanError
+from lowtide.execute.fits import refuse_invalid
 from lowtide.execute.host import fits_host, refuse_too_much
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.room import Room
 from lowtide.execute.state import check_optimizer, with_state
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget, parse_budget
-from lowtide.plan.check import check
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
@@ -289,12 +290,17 @@ class Kept:
         kind: str,
         room: tuple[int, int | None],
         pinned: Collection[int],
-        whole: Callable[[Plan], Graph] | None = None,
+        whole: Callable[[Plan], Joint] | None = None,
+        state: Sequence[Any] = (),
     ) -> None:
-        """``whole`` gives the graph that a plan in tiles is for, made from the same step."""
+        """``whole`` gives the step that a plan in tiles is for, made from the same step.
+
+        ``state`` is that of an optimiser.
+        """
         beside, free = room
-        self.whole = whole
-        self.graph, self.beside, self.offload = graph, beside, settings.offload
+        self.whole, self.state = whole, state
+        self.graph, self.able, self.beside, self.free = graph, able, beside, free
+        self.budget, self.offload = settings.budget, settings.offload
         self.wanted = settings.cache
         asked = (
             settings.budget,
@@ -315,22 +321,28 @@ class Kept:
         self.name = f"plan-{digest.hexdigest()[:32]}.json"
 
     def load(self) -> Plan | None:
-        """The plan, or None where there is none, or where it is damaged or for something else."""
+        """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
         if not self.wanted:
             return None
         with contextlib.suppress(LowtideError):
-            plan = valid_plan(read_document(self._path(), Plan))
-            graph = self.graph if self.whole is None else self.whole(plan)
-            if plan.graph == graph and plan.beside_bytes == self.beside and not plan.interrupted:
-                check(
-                    graph,
-                    plan.program,
-                    budget=plan.budget_bytes - self.beside,
-                    workspace_bytes=plan.workspace_bytes,
-                    offload=self.offload,
-                )
-                return plan
+            plan = read_document(self._path(), Plan)
+            if plan.beside_bytes == self.beside and not plan.interrupted and self._asked_for(plan):
+                valid_plan(plan)
+                return plan if self._fits(plan) else None
         return None
+
+    def _asked_for(self, plan: Plan) -> bool:
+        """Whether a plan keeps the budget that is asked for now, with leaves away that may leave."""
+        size = self.budget.resolve(plan.plain.peak_bytes, self.free)
+        return plan.budget_bytes == size and set(plan.offload) <= set(self.offload)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether a valid plan is for this step; in tiles that is looked at once it is cut as planned."""
+        if self.whole is None:
+            return plan.graph == self.graph and set(plan.able) <= self.able
+        joint = self.whole(plan)
+        refuse_invalid(joint, plan.program, self.state)
+        return plan.graph == with_state(joint.graph, self.state)
 
     def store(self, plan: Plan) -> None:
         """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail.

@@ -24,7 +24,7 @@ def shells(
     of_tensor: dict[int, fx.Node] = {}
     for node, tensor in interpreter.joint.tensor_of.items():
         of_tensor.setdefault(tensor, node)
-    saved = [of_tensor[t] for t in interpreter.saved]
+    saved = [of_tensor.get(t) or _unnamed(interpreter, t) for t in interpreter.saved]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     more = _host_values(joint, interpreter)
@@ -34,6 +34,13 @@ def shells(
     into += [(n.name, n.meta) for n in tangents]
     backward = _shell(joint, into, results[num_outputs:], [])
     return forward, backward
+
+
+def _unnamed(interpreter: Interpreter, tensor: int) -> fx.Node:
+    """What stands for a result that no operator of the traced graph reads."""
+    node = fx.Graph().placeholder(f"tensor_{tensor}")
+    node.meta = {"val": interpreter.joint.values[tensor]}
+    return node
 
 
 def _host_values(joint: fx.GraphModule, interpreter: Interpreter) -> list[Any]:

@@ -12,34 +12,70 @@ from lowtide.capture.joint import Joint
 from lowtide.capture.loop import looped
 from lowtide.capture.nested import Inner
 from lowtide.capture.owned import Owned
-from lowtide.errors import InfeasibleError
+from lowtide.capture.tile import Tiling
+from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.attempts import Search
 from lowtide.execute.cutting import Cutter
 from lowtide.execute.planning import Settings
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
 from lowtide.graph import Rect
+from lowtide.plan.check_rules import Rule, broken
+from lowtide.plan.check_tiles import wrong_boxes
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Program
 from lowtide.plan.tile import least_bytes
 from lowtide.units import format_bytes
 
-__all__ = ["in_tiles", "loop_of", "with_loop"]
+__all__ = ["has_loop", "in_tiles", "loop_of", "with_loop"]
 
 
 def loop_of(program: Program) -> Loop | None:
-    """The loop of a Program, if it has one."""
+    """The loop of a Program in forward, if it has one."""
     return next((line for line in program.forward if isinstance(line, Loop)), None)
 
 
+def has_loop(program: Program) -> bool:
+    """Whether a Program is of a graph of its own, with a region as one operator."""
+    return any(isinstance(line, Loop) for line in program.instructions)
+
+
 def with_loop(joint: Joint, program: Program) -> Joint:
-    """The captured step as the Program runs it: with a region as one operator, where it has a loop."""
+    """The captured step as the Program runs it: with a region as one operator, where it has a loop.
+
+    A PlanError says that the step cannot be cut as the Program says.
+    """
     loop = loop_of(program)
     if loop is None:
         return joint
     boxes = [tile.over for tile in loop.tiles]
     inner, own = _inner(program), _own(program)
-    return looped(joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner, own=own)
+    try:
+        tiling = Tiling(joint, loop.cut, loop.end, channels_last=loop.channels_last)
+        _refuse_boxes(boxes, tiling.axes)
+        if own is not None:
+            _refuse_boxes(own.boxes, _shape(joint, own.name))
+        return looped(
+            joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner, own=own
+        )
+    except CaptureError as error:
+        said = f"the step cannot be cut into the tiles of the program: {error}; plan again for this step"
+        raise broken(Rule.SAME_STEP, said) from error
+
+
+def _refuse_boxes(boxes: Sequence[Rect], axes: Sequence[int]) -> None:
+    """Raise a PlanError unless the boxes cover the axes: what is cut into others cannot be captured."""
+    problem = wrong_boxes(boxes, axes)
+    if problem is not None:
+        raise broken(Rule.TILES, f"a loop {problem}")
+
+
+def _shape(joint: Joint, name: str) -> tuple[int, ...]:
+    """The shape of a tensor of the step."""
+    shapes = [tensor.shape for tensor in joint.graph.tensors if tensor.id == name]
+    if not shapes:
+        raise CaptureError(f"there is no tensor {name!r}")
+    return shapes[0] or ()
 
 
 def _own(program: Program) -> Owned | None:
@@ -53,9 +89,13 @@ def _inner(program: Program) -> Inner | None:
     loops = [loop_of(body.program) for body in program.bodies]
     left = iter(loops)
 
-    def chosen(_: Joint) -> tuple[str, list[Rect]] | None:
+    def chosen(joint: Joint) -> tuple[str, list[Rect]] | None:
         loop = next(left, None)
-        return None if loop is None else (loop.end, [tile.over for tile in loop.tiles])
+        if loop is None:
+            return None
+        boxes = [tile.over for tile in loop.tiles]
+        _refuse_boxes(boxes, _shape(joint, loop.end))
+        return loop.end, boxes
 
     return chosen if any(loops) else None
 

@@ -14,7 +14,19 @@ import msgspec
 from lowtide.errors import GraphError
 from lowtide.graph.rect import Rect
 
-__all__ = ["LOOP", "RESIDENT_ROLES", "Category", "Graph", "Kernel", "Op", "Phase", "Role", "Source", "Tensor"]
+__all__ = [
+    "ACCUMULATE",
+    "LOOP",
+    "RESIDENT_ROLES",
+    "Category",
+    "Graph",
+    "Kernel",
+    "Op",
+    "Phase",
+    "Role",
+    "Source",
+    "Tensor",
+]
 
 Attributes = dict[str, Any]
 """JSON values by name; treated as immutable like the object that carries them."""
@@ -39,6 +51,8 @@ RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT, Role.INP
 
 LOOP = "lowtide.loop"
 """The kind of an operator that stands for a region of a step, which is run tile after tile."""
+ACCUMULATE = "lowtide.accumulate"
+"""The kind of an operator that adds its second input to its first, and gives nothing."""
 
 
 class Phase(str, enum.Enum):

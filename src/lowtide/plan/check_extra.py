@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from lowtide.graph import Graph
+from lowtide.graph import Graph, Phase, Role
+from lowtide.plan.check_graph import CUDA_GRANULE, Facts
 from lowtide.plan.program import Program, Run
 
-__all__ = ["CUDA_GRANULE", "random_again", "restorable_bytes"]
+__all__ = ["STATE_BYTES", "beside_bytes", "random_again", "restorable_bytes"]
 
-CUDA_GRANULE = 512
-"""The allocator gives memory on CUDA in multiples of so many bytes."""
+STATE_BYTES = 5056
+"""The state of a generator on the host."""
 
 
 def restorable_bytes(graph: Graph) -> int:
@@ -29,3 +30,18 @@ def random_again(graph: Graph, program: Program) -> set[int]:
             count[line.op] = count.get(line.op, 0) + 1
     twice = [op for op, n in count.items() if n > 1 and graph.ops[op].attributes.get("random")]
     return {op for op in twice if graph.ops[op].device.startswith("cpu")}
+
+
+def beside_bytes(facts: Facts, program: Program) -> int:
+    """Scalars of autograd on CUDA, and old values of leaves that backward reads after an update."""
+    graph = facts.graph
+    cuda = any(op.phase is not Phase.FORWARD and op.device.startswith("cuda") for op in graph.ops)
+    updated = set(graph.attributes.get("updated", ()))
+    old: set[int] = set()
+    for line in program.backward:
+        if isinstance(line, Run) and 0 <= line.op < len(graph.ops):
+            op = graph.ops[line.op]
+            passed = {op.inputs[k] for k in op.attributes.get("updates", ())}
+            reads = set(op.reads) - passed
+            old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
+    return (4 * CUDA_GRANULE if cuda else 0) + sum(facts.size[t] for t in old)

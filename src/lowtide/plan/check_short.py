@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from lowtide.graph import Graph, Op
-from lowtide.plan.program import Drop, Instruction, Run
+from lowtide.plan.program import Drop, Instruction, Loop, Run
 
 __all__ = ["wrong_short"]
 
@@ -20,20 +20,19 @@ _RELU, _ADD = "aten.relu", "aten.add"
 def wrong_short(
     graph: Graph, line: Run, earlier: Sequence[Instruction], again: bool, there: Set[int]
 ) -> str | None:
-    """What is wrong with a short run while these tensors are there; None where nothing is."""
+    """What is wrong with a short run while these tensors are there; None where nothing is.
+
+    ``earlier`` are the instructions of the same part before it, ``there`` the tensors that are held.
+    """
     op = graph.ops[line.op]
     if again and op.kind in (_RELU, _ADD):
         before = next((one for one in reversed(earlier) if not isinstance(one, Drop)), None)
-        follows = line.in_place == 0 and isinstance(before, Run) and before.short
-        if follows and isinstance(before, Run) and _is_part(graph, graph.ops[before.op], op):
+        follows = line.in_place == 0 and isinstance(before, Run) and not isinstance(before, Loop)
+        if follows and isinstance(before, Run) and before.short and _is_part(graph, graph.ops[before.op], op):
             return None
         return f"runs {op.label!r} as part of a run before it, which it does not follow"
-    places = op.attributes.get("short", ())
-    known = range(1, len(op.outputs))
-    if not isinstance(places, list | tuple) or not all(isinstance(k, int) and k in known for k in places):
-        return f"runs {op.label!r} from outputs {places!r}, of which it has {len(op.outputs)}"
-    saved = [op.outputs[k] for k in places]
-    if not again or not saved or line.in_place is not None:
+    saved = [op.outputs[k] for k in op.attributes.get("short", ())]
+    if not again or not saved or op.outputs[0] in saved or line.in_place is not None:
         return f"runs {op.label!r} from what it saved, which it cannot"
     missing = [graph.tensors[t].label for t in saved if t not in there]
     return f"{op.label!r} runs again from {missing[0]!r}, which is not there" if missing else None
@@ -49,5 +48,6 @@ def _is_part(graph: Graph, before: Op, op: Op) -> bool:
     if not first or len(op.inputs) != 2 or op.attributes.get("options"):
         return False
     one, other = (graph.tensors[t] for t in op.inputs)
-    lies = op.attributes.get("strides") or (None, None)
-    return one.shape == other.shape and one.dtype == other.dtype and lies[0] == lies[1]
+    lies = op.attributes.get("strides")
+    alike = not isinstance(lies, list | tuple) or len(lies) != 2 or lies[0] == lies[1]
+    return one.shape == other.shape and one.dtype == other.dtype and alike

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
@@ -79,6 +79,7 @@ def make_plan(
     pinned: Collection[int] = (),
     crossing: bool = True,
     tiled: bool = False,
+    turned: Callable[[Program], Program] = lambda program: program,
 ) -> Plan:
     """The fastest Program found whose peak, with what is beside it on the device, stays inside the budget.
 
@@ -89,7 +90,7 @@ def make_plan(
 
     ``offload`` says which leaves may leave the device, ``pinned`` which of them may not after all, and
     ``crossing`` whether they may be away between forward and backward. ``tiled`` says that whoever asks tries
-    tiles too, should this be infeasible.
+    tiles too, should this be infeasible. ``turned`` puts loops in the place of operators that stand for them.
     """
     if not 0 <= time_limit < inf:
         raise PlanError(f"a time limit of {time_limit}: how long to search is a number of seconds")
@@ -132,7 +133,7 @@ def make_plan(
     found = replace(best.found, bound=min(bound, best.found.cost))
     if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, look_for_smallest, seed)
-    return _plan(graph, costs, found, best.program, asked)
+    return _plan(graph, costs, found, turned(best.program), asked)
 
 
 def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -279,20 +280,21 @@ def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _As
         budget=asked.budget - beside,
         workspace_bytes=workspace,
         offload=asked.offload,
+        able=asked.able,
     )
     plain_seconds = costs.plain_seconds(graph)
     everything = sum(costs.seconds)
     planned = sum(timeline.seconds) if timeline.seconds else everything
-    bound = everything + found.bound_seconds
+    bound = min(everything + found.bound_seconds, planned)  # views that nobody reads take no time
     base = plain_seconds or 1.0
     return Plan(
         budget_bytes=asked.budget,
         plain=Side(asked.plain_peak, everything),
         predicted=Side(timeline.peak_bytes + beside, planned),
         overhead=(planned - everything) / base,
-        bound=Bound(bound, found.bound_seconds / base),
+        bound=Bound(bound, (bound - everything) / base),
         gap=_gap(planned, bound),
-        smallest_budget_bytes=found.smallest.budget + beside,
+        smallest_budget_bytes=min(found.smallest.budget, timeline.peak_bytes) + beside,
         decisions=_decisions(graph, program),
         solve_seconds=found.solve_seconds,
         checked=True,

@@ -124,6 +124,9 @@ class Memory:
                 again = base is None and tensor not in op.inputs
                 passing += allocated_bytes(graph.tensors[tensor]) if again else 0
             elif base is not None:
+                if base not in self.storage_of:
+                    what = graph.tensors[base].label
+                    raise PlanError(f"{op.label!r} gives a view of {what!r}, which the program does not hold")
                 self.hold(tensor, self.storage_of[base])
             elif position == 0 and taken is not None:
                 self.hold(tensor, taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lowtide.graph import RESIDENT_ROLES, Graph, Phase
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
 __all__ = [
@@ -24,7 +24,27 @@ def store_all(graph: Graph) -> Program:
     """Every operator once, in program order; each tensor is dropped after its last use."""
     order = list(range(len(graph.ops)))
     split = forward_count(graph)
-    return Program(*with_drops(graph, order[:split], order[split:]))
+    return Program(*with_drops(graph, order[:split], _with_old_views(graph, order[split:])))
+
+
+def _with_old_views(graph: Graph, backward: Sequence[int]) -> list[int]:
+    """The operators of backward, and before them views of leaves that the step updates.
+
+    Such a leaf is read as it was before the step; a view that forward made of it shows its new value.
+    """
+    storage, updated = graph.storages(), set(graph.attributes.get("updated", ()))
+    views = [k for k, op in enumerate(graph.ops) if op.outputs and _only_views(graph, op)]
+    maker = {t: k for k in views for t in graph.ops[k].outputs if storage[t] in updated}
+    if not maker:
+        return list(backward)
+    found: list[int] = []
+    for k in backward:
+        found += [*makers_of(graph, [t for t in graph.ops[k].reads if t in maker], maker, set()), k]
+    return list(dict.fromkeys(found))
+
+
+def _only_views(graph: Graph, op: Op) -> bool:
+    return all(graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
 
 
 def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:

@@ -16,6 +16,7 @@ from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, allocated_bytes, saved_for
 from lowtide.plan.plain import kept_throughout
+from lowtide.plan.renewed import leaf_updates, reads_new
 from lowtide.plan.simulate import AUTOGRAD_BLOCKS, RANDOM_STATE_BYTES, kept_to_restore, on_cuda
 
 __all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
@@ -130,10 +131,11 @@ def build_problem(
 
     ``able`` names operators that may run in place, ``again`` those that may be run a second time: all by
     default, unless everything after forward is free: running that again would be free as well. An operator
-    that updates a tensor in place, or reads one that is updated later, never runs a second time; leaves are
-    read as they were before the step. ``order`` is another order of the operators that are not views.
-    ``short`` are seconds of second runs that start from what the first one saved, which stays for them. With
-    ``fine`` a second has many units even where all operators take a few whole ones: waiting does not.
+    that updates a tensor in place, or reads one that is updated later, never runs a second time; nor does one
+    that may find a leaf with a new value (``renewed.py``). ``order`` is another order of the operators that
+    are not views. ``short`` are seconds of second runs that start from what the first one saved, which stays
+    for them. With ``fine`` a second has many units even where all operators take a few whole ones: waiting
+    does not.
     """
     if not graph.ordered:
         raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
@@ -143,7 +145,9 @@ def build_problem(
 
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
-    """Whether an operator only gives other names to the storages it reads."""
+    """Whether an operator only gives other names to the storages it reads, any number of times."""
+    if any(op.attributes.get(name) for name in ("random", "once", "updates")):
+        return False
     held = {storage[t] for t in op.reads}
     return held == {storage[t] for t in op.outputs} and all(
         graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs
@@ -202,6 +206,7 @@ class _Builder:
         number, producer, owner, rewritten = self._storages()
         reads, writes, again, workspace = [], [], [], []
         last_write = {s: max(w) for s, w in rewritten.items()}
+        changes = leaf_updates(graph, self.ops, storage, self.leaves)
         for v, k in enumerate(self.ops):
             op = graph.ops[k]
             touched = {s for t in op.reads for s in self.sources(t)[0]}
@@ -214,6 +219,7 @@ class _Builder:
                 late
                 or bool(op.attributes.get("once"))
                 or any(s in rewritten or s in self.pinned for s in made)
+                or reads_new(v, self._leaves_read(op), changes, self.split, len(self.ops))
             )
             again.append(k in self.wanted and bool(made) and not late)
             extra = int(self.given_workspace[k]) if self.given_workspace else 0
@@ -243,6 +249,10 @@ class _Builder:
             able=self.able,
             short=frozenset(self.short),
         )
+
+    def _leaves_read(self, op: Op) -> set[int]:
+        """Storages of leaves that a second run of an operator reads."""
+        return {self.storage[t] for r in op.reads_again for t in self.sources(r)[1]}
 
     def _storages(self) -> tuple[dict[int, int], dict[int, int], list[int], dict[int, set[int]]]:
         """Numbers and first writers of the storages that come and go; writers of those written twice."""

@@ -100,3 +100,5 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspace_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     """What each of its operators was taken to cost."""
+    able: tuple[int, ...] = ()
+    """Its operators that may run in place. Files of older versions say of none that it may."""

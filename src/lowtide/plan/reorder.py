@@ -18,6 +18,7 @@ def early_order(problem: Problem) -> list[int]:
     graph = problem.graph
     readers, producer = problem.readers, problem.producer
     place = {k: v for v, k in enumerate(problem.ops)}
+    storage, writers = graph.storages(), _writers(problem)
     line = list(range(len(problem.ops)))
     for v in range(1, len(line)):
         if not _movable(problem, v):
@@ -28,10 +29,23 @@ def early_order(problem: Problem) -> list[int]:
             continue
         after = [producer[s] for s in problem.reads[v]]
         after += [r for s in dying for r in readers[s] if r != v]
+        after += [u for t in graph.ops[problem.ops[v]].inputs for u in writers.get(storage[t], ()) if u < v]
         after += [place[k] for k in graph.ops[problem.ops[v]].after if k in place]
-        after.append(problem.split - 1 if v >= problem.split else -1)
+        after += range(problem.split) if v >= problem.split else ()
         _hoist(line, v, set(after))
     return [problem.ops[v] for v in line]
+
+
+def _writers(problem: Problem) -> dict[int, list[int]]:
+    """Operators of the problem that make, update or give a view of each storage of the graph."""
+    graph = problem.graph
+    storage = graph.storages()
+    found: dict[int, list[int]] = {}
+    for v, k in enumerate(problem.ops):
+        op = graph.ops[k] if k >= 0 else None
+        for t in (*op.outputs, *(op.inputs[j] for j in op.attributes.get("updates", ()))) if op else ():
+            found.setdefault(storage[t], []).append(v)
+    return found
 
 
 def _movable(problem: Problem, v: int) -> bool:

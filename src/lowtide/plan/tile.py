@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,6 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Rect
 from lowtide.plan.budget import Budget
-from lowtide.plan.check import check
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
@@ -142,9 +142,16 @@ def plan_loop(
     disturbed = costs.disturbed + sum(step.disturbed for step in steps)
     summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short, disturbed=disturbed)
     around = max((1 - _BODIES) * time_limit, began + time_limit - time.monotonic())
-    outer = make_plan(graph, summed, Budget(bytes=budget), able=able, only=means, time_limit=around, **asked)
-    program = _with_loops(outer.program, lines, bodies)
-    check(graph, program, budget=budget - beside_bytes, workspace_bytes=workspace)
+    outer = make_plan(
+        graph,
+        summed,
+        Budget(bytes=budget),
+        able=able,
+        only=means,
+        time_limit=around,
+        turned=partial(_with_loops, loops=lines, bodies=bodies),
+        **asked,
+    )
     planned = outer.predicted.seconds
     told = plans.get(Counter(which[-1]).most_common(1)[0][0], outer)
     return msgspec.structs.replace(
@@ -157,7 +164,6 @@ def plan_loop(
         decisions=msgspec.structs.replace(told.decisions, tiles=len(boxes)),
         method=f"{len(boxes)} tiles, {told.method}",
         only=tuple(only),
-        program=program,
         interrupted=outer.interrupted or any(plan.interrupted for plan in plans.values()),
     )
 
@@ -191,7 +197,8 @@ def _with_inner(step: TileStep, inner: Inside, room: Budget, only: Collection[st
 def _body(step: TileStep, program: Program, plan: Plan | None) -> Body:
     """With what its operators take; of loops inside, the plan knows."""
     known = step.costs if plan is None or step.inside is None else plan
-    return Body(step.graph, program, tuple(known.workspace_bytes), tuple(known.seconds))
+    able = tuple(sorted(step.able))
+    return Body(step.graph, program, tuple(known.workspace_bytes), tuple(known.seconds), able)
 
 
 def _plain_peak(step: TileStep) -> int:
