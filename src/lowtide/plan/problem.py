@@ -2,7 +2,7 @@
 
 Real operators count from 0 in program order; views are not among them: reading a view is reading its
 storage. Storages that may come and go count from 0 too; leaves are part of ``fixed``. Times are whole
-numbers, ``scale`` of them to a second.
+numbers, ``scale`` of them to a second, rounded down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isclose
+from math import ceil, floor, isclose
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
@@ -49,9 +49,13 @@ class Problem:
     repeat: tuple[int, ...]
     """What a second run takes: less than the first where it can start from what that one saved."""
     scale: float
+    views: int
+    """What making every view once takes; no operator of the problem is one."""
     workspace: tuple[int, ...]
+    asked: tuple[bool, ...]
+    """Which operators the caller lets run a second time."""
     again: tuple[bool, ...]
-    """Which operators may run a second time."""
+    """Which of them may: a second run changes nothing."""
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     """The storages that a run of the operator allocates, all of them each time."""
@@ -180,9 +184,10 @@ class _Builder:
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
         self.short = dict(short)
         self.scale = _scale([*times, *self.short.values()], fine)
-        self.time = [round(t * self.scale) for t in times]
+        self.time = [_units(t * self.scale) for t in times]
         pairs = zip(self.ops, times, strict=True)
-        self.repeat = [round(self.short.get(k, t) * self.scale) for k, t in pairs]
+        self.repeat = [_units(self.short.get(k, t) * self.scale) for k, t in pairs]
+        self.view_seconds = sum(seconds[k] for k, view in enumerate(self.view) if view) if seconds else 0.0
         if again is not None:
             wanted = set(again)
         elif any(self.time[self.split :]) or not any(self.time):
@@ -227,7 +232,9 @@ class _Builder:
             time=tuple(self.time),
             repeat=tuple(self.repeat),
             scale=self.scale,
+            views=ceil(self.view_seconds * self.scale),
             workspace=tuple(workspace),
+            asked=tuple(k in self.wanted for k in self.ops),
             again=tuple(again),
             reads=tuple(reads),
             writes=tuple(writes),
@@ -364,6 +371,11 @@ class _Builder:
             for t in self.sources(r)[1]
             if t in updated or self.graph.tensors[t].role is Role.BUFFER
         }
+
+
+def _units(time: float) -> int:
+    """Whole units, rounded down: what a schedule is said to take is never more than it takes."""
+    return round(time) if isclose(time, round(time), rel_tol=1e-9) else floor(time)
 
 
 def _scale(times: Sequence[float], fine: bool) -> float:
