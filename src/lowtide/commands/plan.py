@@ -359,6 +359,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
         click.echo(_row(point, found))
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
     click.echo(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
+    click.echo(f"  bounds are proven for programs {found.holds_for.words}")
 
 
 def _row(point: Point, found: Sweep) -> str:

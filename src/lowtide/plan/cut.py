@@ -21,6 +21,7 @@ import numpy as np
 
 from lowtide.plan.cut_program import CutProgram
 from lowtide.plan.lanes import Link
+from lowtide.plan.precedence import by_rank
 from lowtide.plan.problem import Problem
 from lowtide.plan.relaxation import Relaxation
 from lowtide.plan.rows import Solution
@@ -45,6 +46,8 @@ class CutResult:
     """The solution as a schedule, each operator made again where first read; it may exceed the budget."""
     away: Mapping[int, int] = field(default_factory=dict)
     """Storages that the solution keeps on the host, each with a cut that it is away over."""
+    order: Sequence[int] | None = None
+    """The order of the operators that the schedule is for, where it is not that of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,9 @@ def solve_cuts(
     time of the whole step; ``seconds`` is a deadline. ``heavy`` operators, where they run again, must find
     room beside what is held through the window. ``start`` is a schedule inside the budget to begin with. With
     a ``link``, storages may come from the host too, as far as its lanes reach; waiting counts as time then.
-    With ``ties`` the program is smaller and sooner solved, and no bound comes of it. With the ``relaxation`` of
-    the problem the bound holds for every valid program, else for schedules that keep the problem's order; cuts
-    must follow one upon the other in every order then.
+    With ``ties`` the program is smaller and sooner solved, and no bound comes of it. With the ``relaxation``
+    of the problem the bound holds for every valid program, and one of any two cuts must run before the other
+    in every order; without, the bound holds for schedules that keep the problem's order.
     """
     there = problem if relaxation is None else relaxation.problem
     program = CutProgram(there, budget, sorted(set(cuts)), heavy, link, relaxation)
@@ -96,13 +99,16 @@ def solve_cuts(
     dual = max(0.0, solution.dual if solution.dual > -1e29 else 0.0) * program.unit
     dual -= max(_TOLERANCE * program.unit, 1e-7 * dual)
     bound = max(0, ceil(dual) if link is None else floor(dual))  # waiting is no whole number of units
-    events = None if values is None else _events(problem, program, values)
+    order = None if values is None else _order(program, values)
+    events = None if values is None or order is None else _events(problem, program, values, order)
     away: dict[int, int] = {}
     for cut, off in zip(program.cuts, program.off, strict=True):
         for s, c in off.items():
             if values is not None and values[c] > 0.5:
                 away.setdefault(s, cut)
-    return CutResult(bound, True, solution.status == "optimal", events, away)
+    if order == list(range(len(problem.ops))):
+        order = None
+    return CutResult(bound, True, solution.status == "optimal", events, away, order)
 
 
 def _solve_tied(program: CutProgram, ties: Ties, nodes: int, seconds: float, gap: float) -> Solution:
@@ -132,23 +138,43 @@ def _solve_tied(program: CutProgram, ties: Ties, nodes: int, seconds: float, gap
     return Solution(found.status, 0.0, values)
 
 
-def _events(problem: Problem, program: CutProgram, values: np.ndarray) -> frozenset[Event]:
+def _order(program: CutProgram, values: np.ndarray) -> list[int]:
+    """The operators in an order in which they have run at the cuts as the solution says."""
+    size = len(program.problem.ops)
+    if program.relaxation is None:
+        return list(range(size))
+    rank = [0] * size
+    for window, cut in enumerate(program.cuts):
+        columns = program.done.columns[window]
+        for v in range(size):
+            if v in columns:
+                had = values[columns[v]] > 0.5
+            else:
+                had = v < cut if program.done.idle >> v & 1 else program.done.surely(window, v)
+            rank[v] += 2 * (not had)
+        rank[cut] -= 1  # alone between what has run before it and what has not
+    return by_rank(program.relaxation.precedence.planned, rank)
+
+
+def _events(
+    problem: Problem, program: CutProgram, values: np.ndarray, order: Sequence[int]
+) -> frozenset[Event]:
     """What the solution does not keep is made again where it is first read."""
     events: set[Event] = set()
-    live: set[int] = set()
-    for window, cut in enumerate(program.cuts):
-        keep = program.keep[window]
+    places = [order.index(cut) for cut in program.cuts]
+    for window, place in enumerate(places):
+        cut, keep = program.cuts[window], program.keep[window]
         live = {s for s, column in keep.items() if values[column] > 0.5}
         live |= {s for s, column in program.off[window].items() if values[column] > 0.5}
-        last = window + 1 == len(program.cuts)
-        end = len(problem.ops) - 1 if last else program.cuts[window + 1]
+        last = window + 1 == len(places)
+        end = len(order) - 1 if last else places[window + 1]
         live.update(problem.writes[cut])
-        for t in range(cut + 1, end + 1):
+        for t in order[place + 1 : end + 1]:
             events |= _made_again(problem, t, problem.reads[t], live, keep)
             live.update(problem.writes[t])
         if not last:
             wanted = [s for s, column in program.keep[window + 1].items() if values[column] > 0.5]
-            events |= _made_again(problem, end, wanted, live, keep)
+            events |= _made_again(problem, order[end], wanted, live, keep)
     return frozenset(events)
 
 

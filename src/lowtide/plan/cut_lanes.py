@@ -38,6 +38,7 @@ class _Lanes:
         # a time is rounded down to whole units: the true one is less than one above
         self.clock = np.array([(t + 1) / program.unit for t in self.problem.time])
         self.ends = np.concatenate(([0.0], np.cumsum(self.clock)))
+        self.order = program.relaxation.precedence if program.relaxation is not None else None
         self.second = self.problem.scale / program.unit
 
     def add(self) -> None:
@@ -79,19 +80,19 @@ class _Lanes:
 
     def _anywhere(self, cut: int) -> float:
         """The time of views, and of operators that hold nothing and may run on either side of a cut."""
-        relaxation, cuts = self.program.relaxation, self.program.cuts
+        cuts = self.program.cuts
         time = (self.problem.views + 1) / self.program.unit
-        if relaxation is not None:
-            known = relaxation.before[cuts[cut]] | relaxation.after[cuts[cut]] if cut < len(cuts) else 0
+        if self.order is not None:
+            known = self.order.before[cuts[cut]] | self.order.after[cuts[cut]] if cut < len(cuts) else 0
             time += self._sum(self.done.idle & ~known)
         return time
 
     def _since(self, window: int, producer: int) -> float:
         """The time of operators that run before a cut and after one that has made a storage."""
-        relaxation, cut = self.program.relaxation, self.program.cuts[window]
-        if relaxation is None:
+        cut = self.program.cuts[window]
+        if self.order is None:
             return float(self.ends[cut] - self.ends[producer + 1])
-        return self._sum(relaxation.before[cut] & ~(relaxation.before[producer] | 1 << producer))
+        return self._sum(self.order.before[cut] & ~(self.order.before[producer] | 1 << producer))
 
     def _between(self, window: int) -> tuple[int, _Terms]:
         """Operators that run between a cut and the next, unless they ran before; the time of what is open."""
@@ -106,13 +107,12 @@ class _Lanes:
 
     def _until(self, window: int, s: int, surely: int) -> float:
         """The time of operators that run after a cut and before whoever reads a storage first."""
-        relaxation, done = self.program.relaxation, self.done
         readers = [r for r in self.problem.readers[s] if surely >> r & 1]
-        if relaxation is None:
+        if self.order is None:
             end = min(readers, default=self.program.end(window))
             return float(self.ends[end] - self.ends[self.program.cuts[window] + 1])
-        certain = [r for r in readers if not done.first(window, r)[1]]
-        behind = (relaxation.after[r] | 1 << r for r in certain)
+        certain = [r for r in readers if not self.done.first(window, r)[1]]
+        behind = (self.order.after[r] | 1 << r for r in certain)
         return min((self._sum(surely & ~mask) for mask in behind), default=self._sum(surely))
 
     def _sum(self, mask: int) -> float:

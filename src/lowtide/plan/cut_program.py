@@ -160,7 +160,7 @@ class CutProgram:
 
     @property
     def copies(self) -> int:
-        """Copies that a storage which comes from the host takes: with more cuts, one out may serve several."""
+        """Copies of a storage that comes from the host: with more cuts, one out may serve several."""
         return 2 if len(self.cuts) == 1 else 1
 
     def _heavy(self, window: int, heavy: Collection[int]) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lowtide.plan.precedence import bits
 from lowtide.plan.problem import Problem
-from lowtide.plan.relaxation import Relaxation, bits
+from lowtide.plan.relaxation import Relaxation
 from lowtide.plan.rows import Rows
 
 __all__ = ["Done", "Sum"]
@@ -46,9 +47,9 @@ class Done:
             if relaxation is None:
                 known[:cut] = bytes([_YES]) * cut
             else:
-                for v in bits(relaxation.before[cut]):
+                for v in bits(relaxation.precedence.before[cut]):
                     known[v] = _YES
-                fixed = relaxation.before[cut] | relaxation.after[cut] | 1 << cut | idle
+                fixed = relaxation.precedence.before[cut] | relaxation.precedence.after[cut] | 1 << cut | idle
                 open_ops = (1 << self.size) - 1 & ~fixed
             columns = {v: rows.variable() for v in bits(open_ops)}
             for v in columns:
@@ -65,11 +66,11 @@ class Done:
     def _in_order(self, rows: Rows, columns: dict[int, int], among: int, relaxation: Relaxation) -> None:
         """Who has run, has run after those it follows."""
         for v, column in columns.items():
-            left = relaxation.before[v] & among
+            left = relaxation.precedence.before[v] & among
             while left:
                 u = left.bit_length() - 1
                 rows.row([(columns[u], 1.0), (column, -1.0)], 0.0)
-                left &= ~(relaxation.before[u] | 1 << u)
+                left &= ~(relaxation.precedence.before[u] | 1 << u)
 
     def surely(self, cut: int, op: int) -> bool:
         """Whether an operator has run before a cut in every order."""

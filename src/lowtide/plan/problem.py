@@ -126,7 +126,6 @@ def build_problem(
     workspace_bytes: Sequence[int] = (),
     able: Collection[int] = (),
     again: Collection[int] | None = None,
-    order: Sequence[int] = (),
     short: Mapping[int, float] | None = None,
     fine: bool = False,
 ) -> Problem:
@@ -135,15 +134,13 @@ def build_problem(
     ``able`` names operators that may run in place, ``again`` those that may be run a second time: all by
     default, unless everything after forward is free: running that again would be free as well. An operator
     that updates a tensor in place, or reads one that is updated later, never runs a second time; leaves are
-    read as they were before the step. ``order`` is another order of the operators that are not views.
-    ``short`` are seconds of second runs that start from what the first one saved, which stays for them. With
-    ``fine`` a second has many units even where all operators take a few whole ones: waiting does not.
+    read as they were before the step. ``short`` are seconds of second runs that start from what the first one
+    saved, which stays for them. With ``fine`` a second has many units even where all operators take a few
+    whole ones: waiting does not.
     """
     if not graph.ordered:
         raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
-    return _Builder(
-        graph, seconds, workspace_bytes, frozenset(able), again, order, short or {}, fine
-    ).problem()
+    return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, short or {}, fine).problem()
 
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
@@ -168,7 +165,6 @@ class _Builder:
         workspace: Sequence[int],
         able: frozenset[int],
         again: Collection[int] | None,
-        order: Sequence[int],
         short: Mapping[int, float],
         fine: bool,
     ) -> None:
@@ -178,7 +174,7 @@ class _Builder:
         self.storage = graph.storages()
         self.leaves = {self.storage[k] for k, t in enumerate(graph.tensors) if t.role in RESIDENT_ROLES}
         self.view = [is_view(graph, op, self.storage) for op in graph.ops]
-        self.ops = list(order) or [k for k, view in enumerate(self.view) if not view]
+        self.ops = [k for k, view in enumerate(self.view) if not view]
         self.position = {k: v for v, k in enumerate(self.ops)}
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]

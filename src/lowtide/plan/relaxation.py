@@ -13,16 +13,16 @@ Operators and storages have the numbers of the Problem. Sets of operators are bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
 from lowtide.plan.memory import allocated_bytes
 from lowtide.plan.plain import kept_throughout
+from lowtide.plan.precedence import Precedence, only_views, precedence
 from lowtide.plan.problem import Problem
 from lowtide.plan.simulate import kept_to_restore
 
-__all__ = ["Relaxation", "bits", "relax", "skippable"]
+__all__ = ["Relaxation", "relax", "skippable"]
 
 
 @dataclass(frozen=True)
@@ -30,33 +30,20 @@ class Relaxation:
     """A Problem whose figures are at most those of any valid program, and the orders that are possible."""
 
     problem: Problem
-    before: tuple[int, ...]
-    """For each operator those that must have run before its first run."""
-    after: tuple[int, ...]
-    """For each operator those that run first only once it has run."""
+    precedence: Precedence
     at_end: tuple[int, ...]
     """Storages that may come and go, and must be there when the step ends."""
+    away: int
+    """Bytes of leaves that are not counted, since they may be on the host while nobody reads them."""
     optional: int
     """Operators that a program may leave out: all they make are views."""
     only_order: bool
     """Whether nothing was relaxed but the order: each of its schedules is one of a Problem in that order."""
 
-    def comparable(self, u: int, v: int) -> bool:
-        """Whether one of two operators must run before the other."""
-        return bool(self.before[v] >> u & 1 or self.before[u] >> v & 1)
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The numbers of a bit mask."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
 
 def skippable(graph: Graph) -> frozenset[int]:
     """Operators that a valid program may leave out: all they make are views, and nobody needs those."""
-    names = [_only_names(graph, op) for op in graph.ops]
+    names = [only_views(graph, op) for op in graph.ops]
     wanted = set(kept_throughout(graph))
     found = set()
     for k in reversed(range(len(graph.ops))):
@@ -74,13 +61,6 @@ def relax(problem: Problem) -> Relaxation:
     return _Relaxed(problem).relaxation()
 
 
-def _only_names(graph: Graph, op: Op) -> bool:
-    """Whether all an operator makes are views: who does not read them need not make them."""
-    if not op.outputs:
-        return not op.reads
-    return all(graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
-
-
 class _Relaxed:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.graph = problem, problem.graph
@@ -89,7 +69,7 @@ class _Relaxed:
         self.leaf = [graph.tensors[r].role in RESIDENT_ROLES for r in self.root]
         self.number = {t: s for s, t in enumerate(problem.owner)}
         self.stay = set(kept_throughout(graph))
-        self.names = [_only_names(graph, op) for op in graph.ops]
+        self.names = [only_views(graph, op) for op in graph.ops]
         self.optional = sum(1 << v for v, k in enumerate(problem.ops) if self.names[k])
         self.writers: dict[int, list[int]] = {}
         """Operators that make each tensor anew; those that update it are not among them."""
@@ -98,15 +78,18 @@ class _Relaxed:
                 if t not in op.inputs:
                     self.writers.setdefault(t, []).append(k)
         leaves = (t for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
-        self.streamed = problem.resident < sum(map(allocated_bytes, leaves))
-        """Whether some leaves take memory only while they are read."""
+        self.away = max(0, sum(map(allocated_bytes, leaves)) - problem.resident)
         self.unclear = {t for t in problem.owner if len(self.writers.get(t, ())) > 1}
         """Storages that several operators make: which of them a reader follows is not told."""
 
     def relaxation(self) -> Relaxation:
         problem, graph = self.problem, self.graph
         ops = [graph.ops[k] for k in problem.ops]
-        reads, writes, again, workspace, over = [], [], [], [], []
+        reads: list[tuple[int, ...]] = []
+        writes: list[tuple[int, ...]] = []
+        again: list[bool] = []
+        workspace: list[int] = []
+        over: list[int] = []
         for v, op in enumerate(ops):
             if self.optional >> v & 1:
                 reads.append(())
@@ -147,7 +130,7 @@ class _Relaxed:
         same = not self.optional and not at_end and not problem.short and not self.unclear
         for name in ("again", "reads", "writes", "workspace", "over", "kept", "fixed", "charges"):
             same = same and getattr(relaxed, name) == getattr(problem, name)
-        return Relaxation(relaxed, *self._orders(), at_end, self.optional, same)
+        return Relaxation(relaxed, precedence(problem), at_end, self.away, self.optional, same)
 
     def _reads(self, op: Op) -> tuple[int, ...]:
         touched = {self.root[t] for t in op.reads}
@@ -160,7 +143,7 @@ class _Relaxed:
         extra = problem.workspace[v] + sum(
             problem.bytes[s] for s in problem.writes[v] if problem.owner[s] in self.unclear
         )
-        if self.streamed:  # a leaf whose shape alone is asked for may be away
+        if self.away:  # a leaf whose shape alone is asked for may be away
             away = {self.root[t] for t in op.inputs} - {self.root[t] for t in op.reads}
             extra -= sum(allocated_bytes(tensors[t]) for t in away if self.leaf[t])
         return max(0, extra)
@@ -196,49 +179,3 @@ class _Relaxed:
         touched = {t for op in self.graph.ops for t in (*op.outputs, *op.reads)}
         tensors = enumerate(self.graph.tensors)
         return sum(allocated_bytes(t) for k, t in tensors if k not in touched and not self.leaf[k])
-
-    def _orders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """For each operator of the problem those that must run first before it, and those after it."""
-        graph, problem = self.graph, self.problem
-        own = [0] * len(graph.ops)
-        for v, k in enumerate(problem.ops):
-            own[k] = 0 if self.names[k] else 1 << v
-        late = [op.phase is not Phase.FORWARD for op in graph.ops]
-        forward = sum(mask for mask, behind in zip(own, late, strict=True) if not behind)
-        backward = sum(own) - forward
-        makers = self._makers()
-        before = [forward if behind else 0 for behind in late]
-        after = [0 if behind else backward for behind in late]
-        for k, found in enumerate(makers):
-            for maker in found:
-                before[k] |= before[maker] | own[maker]
-        for k in reversed(range(len(makers))):
-            for maker in makers[k]:
-                after[maker] |= after[k] | own[k]
-        return tuple(before[k] for k in problem.ops), tuple(after[k] for k in problem.ops)
-
-    def _makers(self) -> list[list[int]]:
-        """For each operator of the graph those that made or updated what it reads, views among them."""
-        graph, updates = self.graph, self._updates()
-        found: list[list[int]] = []
-        for k, op in enumerate(graph.ops):
-            bases = [b for t in op.outputs if (b := graph.tensors[t].alias) is not None]
-            mine: dict[int, None] = {}
-            for t in (*op.reads, *bases):
-                makers = self.writers.get(t, [])
-                for maker in (*(makers if len(makers) == 1 else ()), *updates.get(self.root[t], ())):
-                    if maker < k:
-                        mine[maker] = None
-            found.append(list(mine))
-        return found
-
-    def _updates(self) -> dict[int, list[int]]:
-        """Operators that update each storage in place, where each of them reads what it updates."""
-        found: dict[int, list[int]] = {}
-        blind: set[int] = set()
-        for k, op in enumerate(self.graph.ops):
-            for t in set(op.inputs) & set(op.outputs):
-                found.setdefault(self.root[t], []).append(k)
-                if t not in op.reads:
-                    blind.add(self.root[t])
-        return {s: ops for s, ops in found.items() if s not in blind and not self.leaf[s]}

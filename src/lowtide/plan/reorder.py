@@ -1,49 +1,79 @@
-"""Independent operators in another order: whoever lets go of more than it makes runs as soon as it can.
+"""Operators in another order: one that releases storages early, or one that a search has found.
 
-So gradients and activations are released early. Operators whose order shows in the result stay in place:
-random ones, those that update a tensor, and those that may run only once.
+In the early order whoever lets go of more than it makes runs as soon as it can, so gradients and activations
+are released early. Operators whose order shows in the result stay in their order
+(:mod:`lowtide.plan.precedence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+from lowtide.plan.precedence import Precedence, precedence
 from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event
 
-__all__ = ["early_order"]
+__all__ = ["early_order", "in_order", "moved"]
+
+_T = TypeVar("_T")
 
 
-def early_order(problem: Problem) -> list[int]:
-    """The graph's operators of a problem in an order that releases storages early."""
-    graph = problem.graph
-    readers, producer = problem.readers, problem.producer
-    place = {k: v for v, k in enumerate(problem.ops)}
+def early_order(problem: Problem, known: Precedence | None = None) -> list[int]:
+    """The operators of a problem in an order that releases storages early; ``known`` is its precedence."""
+    planned = (known or precedence(problem)).planned
+    readers = problem.readers
     line = list(range(len(problem.ops)))
     for v in range(1, len(line)):
-        if not _movable(problem, v):
-            continue
         dying = {s for s in problem.reads[v] if not problem.kept[s] and readers[s][-1] == v}
         freed = sum(problem.bytes[s] for s in dying)
         if freed <= sum(problem.bytes[s] for s in problem.writes[v]) + problem.workspace[v]:
             continue
-        after = [producer[s] for s in problem.reads[v]]
-        after += [r for s in dying for r in readers[s] if r != v]
-        after += [place[k] for k in graph.ops[problem.ops[v]].after if k in place]
-        after.append(problem.split - 1 if v >= problem.split else -1)
-        _hoist(line, v, set(after))
-    return [problem.ops[v] for v in line]
+        after = planned[v]
+        for r in (r for s in dying for r in readers[s] if r != v):
+            after |= 1 << r
+        _hoist(line, v, after)
+    return line
 
 
-def _movable(problem: Problem, v: int) -> bool:
-    op = problem.graph.ops[problem.ops[v]]
-    fixed = any(op.attributes.get(name) for name in ("random", "once", "updates"))
-    alone = all(problem.producer[s] == v for s in problem.writes[v])
-    return problem.again[v] and alone and not fixed and not set(op.inputs) & set(op.outputs)
-
-
-def _hoist(line: list[int], v: int, after: Collection[int]) -> None:
+def _hoist(line: list[int], v: int, after: int) -> None:
     """Move an operator to right after the last of those it must follow."""
-    at = line.index(v)
-    to = max((k + 1 for k in range(at) if line[k] in after), default=0)
-    if to < at:
-        line.insert(to, line.pop(at))
+    at = to = line.index(v)
+    while to and not after >> line[to - 1] & 1:
+        to -= 1
+    line.insert(to, line.pop(at))
+
+
+def in_order(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem with its operators in another order, which keeps forward before backward."""
+    place = [0] * len(order)
+    for new, old in enumerate(order):
+        place[old] = new
+
+    def sorted_as(values: Sequence[_T]) -> tuple[_T, ...]:
+        return tuple(values[old] for old in order)
+
+    return replace(
+        problem,
+        ops=sorted_as(problem.ops),
+        time=sorted_as(problem.time),
+        repeat=sorted_as(problem.repeat),
+        workspace=sorted_as(problem.workspace),
+        asked=sorted_as(problem.asked),
+        again=sorted_as(problem.again),
+        reads=sorted_as(problem.reads),
+        writes=sorted_as(problem.writes),
+        over=sorted_as(problem.over),
+        producer=tuple(place[v] if v >= 0 else -1 for v in problem.producer),
+        charges=tuple(
+            replace(c, instant=place[c.instant], op=place[c.op]) if c.op else c for c in problem.charges
+        ),
+        charged=sorted_as(problem.charged),
+    )
+
+
+def moved(order: Sequence[int], events: Iterable[Event]) -> frozenset[Event]:
+    """The events of a problem as those of the same problem in another order."""
+    place = {old: new for new, old in enumerate(order)}
+    return frozenset((place[t], place[v]) for t, v in events)

@@ -19,7 +19,7 @@ from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout, store_all
-from lowtide.plan.plan import Bound, Plan, Side
+from lowtide.plan.plan import Bound, HoldsFor, Plan, Side
 from lowtide.plan.portfolio import Progress
 from lowtide.plan.program import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.simulate import inside_bytes, simulate
@@ -144,7 +144,7 @@ def plan_loop(
         outer,
         plain=plain,
         overhead=planned / plain.seconds - 1 if plain.seconds else 0.0,
-        bound=Bound(0.0, -1.0),
+        bound=Bound(0.0, -1.0, HoldsFor.NOTHING),
         gap=1.0,
         smallest_budget_bytes=min(outer.predicted.peak_bytes, outer.smallest_budget_bytes),
         decisions=msgspec.structs.replace(told.decisions, tiles=len(boxes)),
