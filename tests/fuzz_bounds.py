@@ -11,9 +11,9 @@ the number of the case.
 
 import argparse
 import random
+import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 from lowtide.errors import InfeasibleError
@@ -52,9 +52,7 @@ class Case:
         if self.backward_free:
             self.seconds = [s if early else 0.0 for s, early in zip(self.seconds, forward, strict=True)]
         self.costs = Costs(tuple(self.seconds), tuple(self.workspace))
-        self.problem = build_problem(
-            self.graph, self.seconds, workspace_bytes=self.workspace, able=self.able
-        )
+        self.problem = build_problem(self.graph, self.seconds, workspace_bytes=self.workspace, able=self.able)
         self.relaxation = relax(self.problem)
         self.floor = smallest_conceivable(self.relaxation)
         self.peak = plain_peak(self.graph, self.costs, self.able)
@@ -244,9 +242,10 @@ def main():
     if options.only is not None:
         options.cases, options.seed = 1, options.only
     began = time.monotonic()
-    told = run(options.cases, options.seed)
-    ends = ", ".join(f"{count} {what}" for what, count in sorted(told.items()))
-    print(f"{options.cases} cases from {options.seed}, no false proof: {ends}; {time.monotonic() - began:.0f} s")
+    counts = run(options.cases, options.seed)
+    ends = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    told = f"{options.cases} cases from {options.seed}, no false proof: {ends}"
+    sys.stdout.write(f"{told}; {time.monotonic() - began:.0f} s\n")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ class EveryOrder:
             t for k in self.ops if graph.ops[k].phase is not Phase.FORWARD for t in graph.ops[k].reads_again
             if t in updated or graph.tensors[t].role is Role.BUFFER
         }  # fmt: skip
-        leaves = [t for t, one in enumerate(graph.tensors) if one.role in RESIDENT_ROLES and one.alias is None]
+        leaves = [
+            t for t, one in enumerate(graph.tensors) if one.role in RESIDENT_ROLES and one.alias is None
+        ]
         return sum(graph.tensors[t].bytes for t in (*leaves, *old))
 
     def _wanted_versions(self):

@@ -46,8 +46,7 @@ def tiny_step(seed, forward=(2, 4)):
     draw = random.Random(seed)
     step = _Draft(draw)
     nodes, made = [], [step.tensor(draw.randint(1, 6), Role.INPUT)]
-    for _ in range(draw.randint(*forward)):
-        nodes.append(_forward(step, made))
+    nodes += [_forward(step, made) for _ in range(draw.randint(*forward))]
     loss = step.tensor(1)
     step.op(Phase.FORWARD, [made[-1]], [loss])
     returned = [loss]
