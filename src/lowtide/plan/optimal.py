@@ -13,9 +13,10 @@ from lowtide.plan.pauses import as_events
 from lowtide.plan.problem import Problem
 from lowtide.plan.relaxation import Relaxation
 from lowtide.plan.reorder import in_order
-from lowtide.plan.schedule import Event
+from lowtide.plan.schedule import Event, evaluate
+from lowtide.plan.smallest import Smallest
 
-__all__ = ["Cheapest", "cheapest"]
+__all__ = ["Cheapest", "cheapest", "smallest_exactly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,28 @@ def cheapest(
         deadline=deadline,
     )
     return _told(proof, known if schedule is None else found.bound, schedule)
+
+
+def smallest_exactly(
+    known: Smallest, relaxation: Relaxation, floor: int, *, states: int, deadline: float
+) -> Smallest:
+    """The smallest budget of a small problem in any order, as far as the shortest path reaches in time."""
+    best, low, problem = known, floor, known.problem
+    while low < best.budget:
+        budget = (low + best.budget) // 2
+        found = exact(problem, budget, relaxation.precedence.planned, states=states, deadline=deadline)
+        schedule = _scheduled(problem, found)
+        if schedule is not None:
+            there, events = schedule
+            peak = evaluate(there, events).peak
+            if peak > budget:  # with its charges
+                break
+            best = Smallest(peak, events, there)
+        elif found.finished:
+            low = budget + 1
+        else:
+            break
+    return best
 
 
 def _told(proof: Exact, known: int | None, schedule: tuple[Problem, frozenset[Event]] | None) -> Cheapest:

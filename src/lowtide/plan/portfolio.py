@@ -34,7 +34,7 @@ from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.cut import CutResult, Ties, solve_cuts
 from lowtide.plan.found import Found
 from lowtide.plan.greedy import greedy
-from lowtide.plan.optimal import cheapest
+from lowtide.plan.optimal import cheapest, smallest_exactly
 from lowtide.plan.problem import Problem
 from lowtide.plan.refusal import refusal
 from lowtide.plan.relaxation import Relaxation
@@ -51,6 +51,8 @@ _EXACTLY = 0.75
 """Of the time limit, after which the shortest path is given up where nothing is found before."""
 _PROOF = 0.1
 """Of the time limit, for a proof that there is no plan."""
+_LOWEST = 0.18
+"""Of the time limit, for the lowest peak where there is none: less than a search at that peak has for it."""
 REUSED_A_SECOND = 600
 """Repeated blocks are used where there is a second of the time limit for so many operators."""
 _FREELY = 0.15
@@ -119,6 +121,7 @@ class _Search(State):
         self.line = Line.of(self.problem)
         self.in_order = lowest_in_order(self.problem)
         self.floor = smallest_conceivable(self.relaxation) if self.relaxation else self.in_order
+        self.small = len(self.problem.bytes) <= _SMALL
         self.lowest: Smallest | None = None
         """The lowest peak, where it was looked for."""
         self.chosen: tuple[Problem, Outcome] | None = None
@@ -140,9 +143,19 @@ class _Search(State):
     def at_the_limit(self) -> None:
         """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
         seconds = max(RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
-        known = self.lowest = smallest_budget(self.problem, time_limit=seconds, seed=self.seed)
+        known = self.lowest = self.smallest(seconds)
         if known.budget <= self.budget:
-            self.offer(evaluate(self.problem, known.events), "lowest peak")
+            self.offer(evaluate(known.problem, known.events), "lowest peak", known.problem)
+
+    def smallest(self, seconds: float) -> Smallest:
+        """The lowest peak that can be found in so many seconds; the same whatever budget was asked for."""
+        known = smallest_budget(
+            self.problem, time_limit=seconds, seed=self.seed, effort=self.time_limit, enough=self.budget
+        )
+        if self.relaxation is None or not self.small or known.budget <= self.budget:
+            return known
+        deadline = time.monotonic() + seconds
+        return smallest_exactly(known, self.relaxation, self.floor, states=_STATES // 3, deadline=deadline)
 
     def work(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]]) -> None:
         """The portfolio."""
@@ -153,7 +166,7 @@ class _Search(State):
             short = 1.0 if self.effort else min(1.0, self.time_limit)
             moves = max(10_000, int(100_000 * short))
             anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
-        small = len(self.problem.bytes) <= _SMALL
+        small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
@@ -301,7 +314,5 @@ class _Search(State):
         if self.relaxation is not None and not proven:
             seconds = min(1.0, _PROOF * self.time_limit)
             proven = surely_infeasible(self.problem, self.relaxation, self.budget, seconds=seconds)
-        known = self.lowest or smallest_budget(
-            self.problem, time_limit=min(2.0, self.time_limit), seed=self.seed
-        )
+        known = self.lowest or self.smallest(_LOWEST * self.time_limit)
         return refusal(self.budget, known, floor=self.floor, proven=proven)

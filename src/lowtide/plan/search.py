@@ -76,7 +76,9 @@ def search(
     )
     if best is not None:
         return replace(best, floor=floor)
-    known = smallest_budget(problem, time_limit=_LOWEST * time_limit, seed=seed)
+    known = smallest_budget(
+        problem, time_limit=_LOWEST * time_limit, seed=seed, effort=time_limit, enough=budget
+    )
     if known.budget > budget:
         raise refusal(budget, known, floor=floor, proven=proven or budget < floor)
     last = recompute(

@@ -25,8 +25,14 @@ class Smallest:
     """The problem that it is a schedule of."""
 
 
-def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0) -> Smallest:
-    """The schedule with the lowest peak that could be found in the problem's order, whatever it costs."""
+def smallest_budget(
+    problem: Problem, *, time_limit: float = 5.0, seed: int = 0, effort: float = 1.0, enough: int = 0
+) -> Smallest:
+    """The schedule with the lowest peak that could be found in the problem's order, whatever it costs.
+
+    What is tried depends on the seed and on ``effort``, up to 1; the time limit only ends it, as does a peak
+    of ``enough``. So what was found once is found again in as much time.
+    """
     end = time.monotonic() + time_limit
     floor = lowest_in_order(problem)
     annealer = Annealer(problem)
@@ -34,11 +40,11 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
     for start in (_for_each_use(problem), greedy(problem, floor), greedy(problem, floor + floor // 10)):
         best = min(best, evaluate(problem, start), key=_peak)
     plain = evaluate(problem, ())
-    moves = max(10_000, int(12_000_000 * min(1.0, time_limit)) // max(1, len(problem.ops)))
+    moves = max(10_000, int(12_000_000 * min(1.0, effort)) // max(1, len(problem.ops)))
     fraction, misses, took = 0.3, 0, 0.0
     for k in range(40):
         began = time.monotonic()
-        if best.peak <= floor or began + took > end or misses >= 8:
+        if best.peak <= max(floor, enough) or began + took > end or misses >= 8:
             break
         target = min(best.peak - 1, int(best.peak - (best.peak - floor) * fraction))
         found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 < 2)

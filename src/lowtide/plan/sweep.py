@@ -99,7 +99,11 @@ def sweep(
                 smallest, floor = error.smallest_budget, error.floor
                 break
         if smallest is not None and (not plans or smallest < plans[-1].budget_bytes):
-            plan_for(Budget(bytes=smallest))
+            try:
+                plan_for(Budget(bytes=smallest))
+            except InfeasibleError:  # its plan is known, and was not found again in time
+                if not plans:
+                    raise
     except KeyboardInterrupt:
         interrupted = True
         if not plans:
