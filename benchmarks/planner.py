@@ -47,7 +47,7 @@ from lowtide.plan.check import check  # noqa: E402
 from lowtide.plan.in_place import pointwise  # noqa: E402
 from lowtide.plan.problem import Problem, build_problem  # noqa: E402
 from lowtide.plan.relaxation import relax  # noqa: E402
-from lowtide.plan.reorder import early_order, in_order  # noqa: E402
+from lowtide.plan.reorder import in_order, lean_order  # noqa: E402
 from lowtide.plan.schedule import evaluate  # noqa: E402
 from lowtide.plan.search import Found, Link, search  # noqa: E402
 from lowtide.plan.smallest import lowest_in_order  # noqa: E402
@@ -226,7 +226,7 @@ def captured(target: str) -> Problem:
     costs = estimate(graph, H200)
     seconds = [float(c.seconds.value) if c.seconds else 0.0 for c in costs]
     problem = build_problem(graph, seconds)
-    return in_order(problem, early_order(problem))
+    return in_order(problem, lean_order(problem))
 
 
 def network(target: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from lowtide.plan.plan import Bound, Decisions, HoldsFor, Plan, Side
 from lowtide.plan.problem import Problem, build_problem
 from lowtide.plan.program import Program, Run, Send
 from lowtide.plan.relaxation import skippable
-from lowtide.plan.reorder import early_order, in_order
+from lowtide.plan.reorder import in_order, lean_order
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.short import with_joined
@@ -263,14 +263,14 @@ def _refused(
 def _problem(
     graph: Graph, costs: Costs, able: Collection[int], *, fine: bool
 ) -> tuple[Problem, list[list[int]]]:
-    """The problem in program order or in one that releases storages early, and the other of the two.
+    """The problem in program order or in a lean one, and the other of the two.
 
-    The early one comes first where it needs less; the other is given by the numbers of the first.
+    The lean one comes first where it needs less; the other is given by the numbers of the first.
     """
     problem = build_problem(
         graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able, short=costs.short, fine=fine
     )
-    order = early_order(problem)
+    order = lean_order(problem)
     if order == sorted(order):
         return problem, []
     other = in_order(problem, order)

@@ -1,7 +1,8 @@
-"""Operators in another order: one that releases storages early, or one that a search has found.
+"""Operators in another order: one that holds less, or one that a search has found.
 
-In the early order whoever lets go of more than it makes runs as soon as it can, so gradients and activations
-are released early. Operators whose order shows in the result stay in their order
+In the lean order whoever lets go of more than it makes runs as soon as it can, so that gradients and
+activations are released early; whoever makes more than it reads runs as late as it can, such as the gradient
+of a large weight. Operators whose order shows in the result stay in their order
 (:mod:`lowtide.plan.precedence`).
 """
 
@@ -11,29 +12,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from lowtide.plan.precedence import Precedence, precedence
+from lowtide.plan.precedence import precedence
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event
 
-__all__ = ["early_order", "in_order", "moved"]
+__all__ = ["in_order", "lean_order", "moved"]
 
 _T = TypeVar("_T")
 
 
-def early_order(problem: Problem, known: Precedence | None = None) -> list[int]:
-    """The operators of a problem in an order that releases storages early; ``known`` is its precedence."""
-    planned = (known or precedence(problem)).planned
-    readers = problem.readers
+def lean_order(problem: Problem) -> list[int]:
+    """The operators of a problem in an order that releases storages early and takes them late."""
+    planned = precedence(problem).planned
+    readers, sizes = problem.readers, problem.bytes
+    made = [sum(sizes[s] for s in writes) for writes in problem.writes]
     line = list(range(len(problem.ops)))
     for v in range(1, len(line)):
         dying = {s for s in problem.reads[v] if not problem.kept[s] and readers[s][-1] == v}
-        freed = sum(problem.bytes[s] for s in dying)
-        if freed <= sum(problem.bytes[s] for s in problem.writes[v]) + problem.workspace[v]:
+        if sum(sizes[s] for s in dying) <= made[v] + problem.workspace[v]:
             continue
         after = planned[v]
         for r in (r for s in dying for r in readers[s] if r != v):
             after |= 1 << r
         _hoist(line, v, after)
+    for v in reversed(range(len(line))):
+        if made[v] > sum(sizes[s] for s in problem.reads[v] if not problem.kept[s]):
+            _put_off(line, v, planned, problem.split)
     return line
 
 
@@ -42,6 +46,14 @@ def _hoist(line: list[int], v: int, after: int) -> None:
     at = to = line.index(v)
     while to and not after >> line[to - 1] & 1:
         to -= 1
+    line.insert(to, line.pop(at))
+
+
+def _put_off(line: list[int], v: int, planned: Sequence[int], split: int) -> None:
+    """Move an operator to right before the first that must follow it, in its part of the step."""
+    at = to = line.index(v)
+    while to + 1 < len(line) and not planned[line[to + 1]] >> v & 1 and (line[to + 1] < split) == (v < split):
+        to += 1
     line.insert(to, line.pop(at))
 
 
