@@ -71,7 +71,9 @@ class _Lanes:
             self.rows.row([*terms, *time], -inf, (copies[k][0] + besides) * (1 + 1e-9))
 
     def _taken(self, off: dict[int, int]) -> _Terms:
-        """Copies go on while the computation hands over another."""
+        """Copies go on while the computation hands over another; schedules do not rely on that."""
+        if self.order is None:
+            return []
         taken = ((c, self.link.taken(self.problem.bytes[s]) * self.second) for s, c in off.items())
         return [(c, -spent) for c, spent in taken if spent]
 

@@ -258,7 +258,7 @@ class _Search(State):
             result = cuts.solve(
                 nodes=2_000 if self.large else 20_000,
                 seconds=left,
-                slack=SLACK if self.large else 0.0,
+                slack=SLACK / 2 if self.large else 0.0,
                 start=None if self.best is None or self.there is not None else self.best.events,
             )
             if not result.feasible:
@@ -270,9 +270,29 @@ class _Search(State):
                 break
             there, outcome = self.tried(result)
             found.append(evaluate(self.problem, result.events))
+            if result.order is not None and outcome.peak > self.budget and not self.done():
+                found += self.in_turn(cuts, min(self.left(), end - time.monotonic()))
             if outcome.peak <= self.budget or not cuts.tighten(outcome.events, there=there):
                 break
         return found[-2:]
+
+    def in_turn(self, cuts: Cuts, seconds: float) -> list[Outcome]:
+        """The schedule of the cut program with the operators in the problem's order."""
+        nodes, slack = (500, SLACK) if self.large else (5_000, 0.0)
+        result = solve_cuts(
+            self.problem,
+            self.budget,
+            sorted(cuts.cuts),
+            nodes=nodes,
+            seconds=max(0.1, seconds),
+            slack=slack,
+            heavy=cuts.heavy,
+        )
+        if result.events is None:
+            return []
+        outcome = evaluate(self.problem, result.events)
+        self.offer(outcome, "cut")
+        return [outcome]
 
     def tried(self, result: CutResult) -> tuple[Problem, Outcome]:
         """The schedule of a cut program in the order that it chose."""
