@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plan import HoldsFor, Plan
+from lowtide.plan.plan import HoldsFor, Plan, by_means
 from lowtide.plan.program import Body, Fetch, Loop, Program, Run, Send
 from lowtide.units import format_bytes, format_seconds
 
@@ -57,7 +57,7 @@ def _proof(plan: Plan) -> str:
     if scope is HoldsFor.NOTHING:
         return "none: the plan does not say which programs its bound holds for; plan again"
     proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
-    return f"{plan.bound.overhead:+.1%}, {proof}, {scope.words}"
+    return f"{plan.bound.overhead:+.1%}, {proof} {by_means(plan.only)}, {scope.words}"
 
 
 def _tiles(plan: Plan) -> Iterator[str]:

@@ -10,7 +10,7 @@ from lowtide.plan.explain import at_peak
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lower import lower
 from lowtide.plan.memory import allocated_bytes
-from lowtide.plan.plan import HoldsFor
+from lowtide.plan.plan import HoldsFor, by_means
 from lowtide.plan.problem import Problem
 from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.units import format_bytes
@@ -31,12 +31,13 @@ def explained(
     tiled: bool,
     time_limit: float,
     holds_for: HoldsFor,
+    only: Collection[str],
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
-    What is proven is so for the programs that ``holds_for`` names. Where the error does not know that plan,
-    to look for it takes half of the time limit at most. ``tiled`` says that tiles are tried besides: they are
-    no advice then, and may need less.
+    What is proven is so for the programs that ``holds_for`` names, by the means of ``only``. Where the error
+    does not know that plan, to look for it takes half of the time limit at most. ``tiled`` says that tiles
+    are tried besides: they are no advice then, and may need less.
     """
     graph = problem.graph
     smallest = error.known
@@ -49,8 +50,8 @@ def explained(
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes); {'without tiles ' if tiled else ''}the smallest budget with a known plan is "
-        f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)} "
+        f"({budget} bytes) {by_means(only)}; {'without tiles ' if tiled else ''}the smallest budget with a "
+        f"known plan is {format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)} "
         f"({floor} bytes), {holds_for.words}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",

@@ -243,6 +243,7 @@ def _refused(
         tiled=tiled,
         time_limit=time_limit,
         holds_for=holds_for,
+        only=asked.only,
     )
     if not leaves or end <= asked.budget:
         return told

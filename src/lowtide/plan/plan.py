@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -11,11 +12,11 @@ from lowtide.graph import Graph
 from lowtide.plan.lanes import Link
 from lowtide.plan.program import Program
 
-__all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side"]
+__all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side", "by_means"]
 
 
 class HoldsFor(str, enum.Enum):
-    """Which programs something is proven for; of those, the ones that use the means of the plan."""
+    """Which programs something is proven for: of those without tiles that use the means of the plan."""
 
     EVERY_ORDER = "every order"
     """Every valid program: any order of the operators that gives the same values, any number of runs."""
@@ -35,6 +36,12 @@ _WORDS = {
     HoldsFor.BACKWARD_ONCE: "in any order of the operators, with backward run once",
     HoldsFor.NOTHING: "which is not proven",
 }
+_MEANS = {"recompute": "recomputation", "offload": "offload"}
+
+
+def by_means(only: Collection[str]) -> str:
+    """The means that a proof counts with, in words; nothing is proven of tiles."""
+    return "by " + " and ".join(word for name, word in _MEANS.items() if name in only)
 
 
 class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

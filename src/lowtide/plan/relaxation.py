@@ -117,6 +117,7 @@ class _Relaxed:
         fixed = self._fixed()
         relaxed = replace(
             problem,
+            repeat=tuple(map(min, problem.repeat, problem.time)),
             again=tuple(again),
             reads=tuple(reads),
             writes=tuple(writes),
@@ -128,12 +129,13 @@ class _Relaxed:
             charged=((),) * len(ops),
         )
         same = not self.optional and not at_end and not problem.short and not self.unclear
-        for name in ("again", "reads", "writes", "workspace", "over", "kept", "fixed", "charges"):
+        for name in ("repeat", "again", "reads", "writes", "workspace", "over", "kept", "fixed", "charges"):
             same = same and getattr(relaxed, name) == getattr(problem, name)
         return Relaxation(relaxed, precedence(problem), at_end, self.away, self.optional, same)
 
     def _reads(self, op: Op) -> tuple[int, ...]:
-        touched = {self.root[t] for t in op.reads}
+        """Storages that any run of an operator finds there; of several makers' results nothing is told."""
+        touched = {self.root[t] for t in op.reads_again}
         touched |= {self.root[t] for t in op.outputs if t in op.inputs or self.root[t] != t}
         return tuple(sorted(self.number[s] for s in touched - self.unclear if s in self.number))
 

@@ -213,9 +213,7 @@ def _refuse_large(graph: Graph, loops: Sequence[int], workspace: Sequence[int], 
         least = resident + workspace[loop]
         least += sum(allocated_bytes(tensor) for tensor in there if tensor.role not in RESIDENT_ROLES)
         if least > budget:
-            raise InfeasibleError(
-                "a tile is too large", budget=budget, smallest_budget=least, floor=least, proven=True
-            )
+            raise InfeasibleError("a tile is too large", budget=budget, smallest_budget=least, floor=0)
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
