@@ -57,7 +57,8 @@ def _proof(plan: Plan) -> str:
     if scope is HoldsFor.NOTHING:
         return "none: the plan does not say which programs its bound holds for; plan again"
     proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
-    return f"{plan.bound.overhead:+.1%}, {proof} {by_means(plan.only)}, {scope.words}"
+    least = plan.bound.overhead if abs(plan.bound.overhead) > 5e-4 else 0.0  # no minus before a zero
+    return f"{least:+.1%}, {proof} {by_means(plan.only)}, {scope.words}"
 
 
 def _tiles(plan: Plan) -> Iterator[str]:

@@ -314,7 +314,9 @@ def _plan(
     everything = sum(costs.seconds)
     planned = sum(timeline.seconds) if timeline.seconds else everything
     needed = everything - sum(costs.seconds[k] for k in skippable(graph))
-    bound = (needed + found.bound_seconds) * (1 - _SUMMING)
+    bound = needed + found.bound_seconds
+    if planned < bound <= planned * (1 + _SUMMING):
+        bound = planned
     base = plain_seconds or 1.0
     return Plan(
         budget_bytes=asked.budget,

@@ -22,6 +22,8 @@ __all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
 
 _TOTAL_TIME = 1 << 30
 """What the times of all operators add up to, about, where they have no common unit."""
+_NOISE = 1e-12
+"""How far a product of floating-point numbers may be from the whole number that it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +373,7 @@ class _Builder:
 
 def _units(time: float) -> int:
     """Whole units, rounded down: what a schedule is said to take is never more than it takes."""
-    return round(time) if isclose(time, round(time), rel_tol=1e-9) else floor(time)
+    return round(time) if isclose(time, round(time), rel_tol=_NOISE) else floor(time)
 
 
 def _scale(times: Sequence[float], fine: bool) -> float:
@@ -387,7 +389,7 @@ def _scale(times: Sequence[float], fine: bool) -> float:
     total = sum(positive)
     for unit in (1.0, min(positive)):
         if total / unit <= _TOTAL_TIME and all(
-            round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=1e-9) for t in positive
+            round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=_NOISE) for t in positive
         ):
             return (_TOTAL_TIME * unit // total if fine else 1) / unit
     return _TOTAL_TIME / total
