@@ -74,8 +74,12 @@ class _Lanes:
         """Copies go on while the computation hands over another; schedules do not rely on that."""
         if self.order is None:
             return []
-        taken = ((c, self.link.taken(self.problem.bytes[s]) * self.second) for s, c in off.items())
-        return [(c, -spent) for c, spent in taken if spent]
+        taken = [(c, self.link.taken(self.problem.bytes[s]) * self.second) for s, c in off.items()]
+        if not any(spent for _, spent in taken):
+            return []
+        together = self.rows.variable(at_most=inf)  # one for many rows
+        self.rows.row([*taken, (together, -1.0)], 0.0)
+        return [(together, -1.0)]
 
     def _took(self, s: int, rate: float) -> float:
         return self.problem.bytes[s] / rate * self.second

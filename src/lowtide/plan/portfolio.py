@@ -124,8 +124,8 @@ class _Search(State):
         self.small = len(self.problem.bytes) <= _SMALL
         self.lowest: Smallest | None = None
         """The lowest peak, where it was looked for."""
-        self.chosen: tuple[Problem, Outcome] | None = None
-        """A schedule in an order that a cut program chose, where it needs less than in the problem's."""
+        self.chosen: tuple[Sequence[int], frozenset[Event]] | None = None
+        """An order that a cut program chose, with its schedule, where that needs less there."""
 
     def searched(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]] = ()) -> _Search:
         """This, after the search; ``others`` are orders to be tried where time is left."""
@@ -191,19 +191,21 @@ class _Search(State):
 
     def anneal(self, pool: list[Outcome], others: Sequence[Sequence[int]]) -> None:
         """Anneal in the order that needs least, then in the others where time is left."""
-        lines = []
+        known = [outcome.events for outcome in pool]
         if self.chosen is not None:
-            there, outcome = self.chosen
-            lines.append((Line.of(there), [outcome.events]))
-        if self.budget >= self.in_order:
-            lines.append((self.line, [outcome.events for outcome in pool]))
-        for order in others:
+            order, events = self.chosen
+            self.anneal_in(order, [events, *known], first=300)
+        if self.budget >= self.in_order and not self.done():
+            anneal(self, self.line, known)
+        for k, order in enumerate(others):
+            self.anneal_in(order, known[-1:], first=600 + 300 * k)
+
+    def anneal_in(self, order: Sequence[int], starts: Iterable[frozenset[Event]], *, first: int) -> None:
+        """Anneal with the operators in another order; the starts are schedules in the problem's."""
+        if not self.done():
             there = in_order(self.problem, order)
-            known = [moved(order, outcome.events) for outcome in pool[-1:]]
-            lines.append((Line.of(there), [greedy(there, self.budget), *known]))
-        for k, (line, starts) in enumerate(lines):
-            if not self.done():
-                anneal(self, line, starts, first=300 * k)
+            begin = [moved(order, start) for start in starts]
+            anneal(self, Line.of(there), [*begin, greedy(there, self.budget)], first=first)
 
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""
@@ -305,7 +307,7 @@ class _Search(State):
         other = evaluate(there, moved(result.order, result.events or ()))
         self.offer(other, "cut", there)
         if other.peak < outcome.peak:
-            self.chosen = there, other
+            self.chosen = result.order, result.events or frozenset()
         return there, other
 
     def found(self) -> Found:
