@@ -79,22 +79,32 @@ class InfeasibleError(PlanError):
     """A budget that is too small; says which one works.
 
     ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
-    ``proven`` says that none exists for the budget that was asked for. ``plain_peak`` and ``plain_seconds``
-    are what the step takes without a plan, where that is known, and ``solve_seconds`` what the search took.
-    ``events`` is the schedule of recomputation with the smallest peak, where one was looked for.
+    ``proven`` says that none exists for the budget that was asked for. Both hold for the programs that
+    ``holds_for`` names, as :class:`lowtide.plan.plan.HoldsFor` does. ``plain_peak`` and ``plain_seconds`` are
+    what the step takes without a plan, where that is known, and ``solve_seconds`` what the search took.
+    ``known`` is the schedule with the smallest peak, where one was looked for.
     """
 
     def __init__(
-        self, problem: str, *, budget: int, smallest_budget: int, floor: int, proven: bool = False
+        self,
+        problem: str,
+        *,
+        budget: int,
+        smallest_budget: int,
+        floor: int,
+        proven: bool = False,
+        holds_for: str = "every order",
+        known: object = None,
     ) -> None:
         self.budget = budget
         self.smallest_budget = smallest_budget
         self.floor = floor
         self.proven = proven
+        self.holds_for = holds_for
+        self.known = known
         self.plain_peak = 0
         self.plain_seconds = 0.0
         self.solve_seconds = 0.0
-        self.events: frozenset[tuple[int, int]] | None = None
         super().__init__(problem)
 
 

@@ -19,6 +19,7 @@ from lowtide.plan.leaves import movable, with_absences
 from lowtide.plan.plain import store_all
 from lowtide.plan.portfolio import recompute
 from lowtide.plan.program import Drop, Fetch, Send
+from lowtide.plan.relaxation import relax
 from lowtide.plan.search import search
 
 WIDTH = 64
@@ -58,7 +59,9 @@ def leaving(monkeypatch):
     """Plans that send leaves away, and nothing else, though there might be faster ones."""
 
     def with_leaves_alone(problem, budget, **_):
-        return recompute(replace(problem, again=(False,) * len(problem.ops)), budget)
+        never = (False,) * len(problem.ops)
+        problem = replace(problem, asked=never, again=never)
+        return recompute(problem, budget, relax(problem))
 
     monkeypatch.setattr(make, "_sets", lambda _, leaves: [leaves])
     monkeypatch.setattr(make, "search", with_leaves_alone)

@@ -9,7 +9,7 @@ import torch
 from lowtide import zoo
 from lowtide.capture.step import capture
 from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
-from lowtide.plan import away, portfolio
+from lowtide.plan import annealing, away, portfolio
 from lowtide.plan.blocks import Blocks, repeated, shared
 from lowtide.plan.check import check
 from lowtide.plan.cut import solve_cuts
@@ -200,7 +200,7 @@ def test_copies_of_one_group_share_their_choice(deep):
 
 
 def test_a_plan_with_blocks_is_better_than_without_after_few_moves_and_passes_the_checker(deep, monkeypatch):
-    monkeypatch.setattr(portfolio, "_WORK", 1)  # the fewest moves
+    monkeypatch.setattr(annealing, "_WORK", 1)  # the fewest moves
     monkeypatch.setattr(portfolio._Search, "solve_cuts", lambda *given, **options: [])
     budget = int(evaluate(deep, ()).peak * 0.45)
     found = [search(deep, budget, time_limit=1000, seed=1) for _ in range(2)]

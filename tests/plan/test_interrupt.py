@@ -11,13 +11,14 @@ import pytest
 from lowtide import read
 from lowtide.cost.unit import unit_seconds
 from lowtide.errors import PlanError
-from lowtide.plan import away, bounds, portfolio, sweep
+from lowtide.plan import away, bounds, optimal, portfolio, sweep
 from lowtide.plan import make as making
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.problem import build_problem
+from lowtide.plan.relaxation import relax
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Link, search
 from lowtide.plan.solver import run_solver
@@ -115,10 +116,11 @@ def test_a_plan_with_pauses_is_whole_when_it_is_shown(monkeypatch):
     def as_events(*args):
         return paused, original(*args)[1]
 
-    original = portfolio.as_events
-    monkeypatch.setattr(portfolio, "as_events", as_events)
-    floor, peak = smallest_conceivable(problem), evaluate(problem, ()).peak
-    run = portfolio._Search(problem, (floor + peak) // 2, 10.0, 0, interrupt)
+    original = optimal.as_events
+    monkeypatch.setattr(optimal, "as_events", as_events)
+    relaxation = relax(problem)
+    floor, peak = smallest_conceivable(relaxation), evaluate(problem, ()).peak
+    run = portfolio._Search(problem, (floor + peak) // 2, 10.0, 0, interrupt, relaxation)
     with pytest.raises(KeyboardInterrupt):
         run.exactly(10_000)
     assert run.found().problem is paused

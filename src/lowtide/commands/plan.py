@@ -32,7 +32,7 @@ from lowtide.plan.in_place import pointwise
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
 from lowtide.plan.make import Costs, make_plan
-from lowtide.plan.plan import Plan
+from lowtide.plan.plan import Plan, by_means
 from lowtide.plan.short import short_seconds
 from lowtide.plan.sweep import Point, Sweep, sweep
 from lowtide.printable import printable
@@ -370,6 +370,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
         say(_row(point, found))
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
     say(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
+    say(f"  bounds are proven {by_means(found.only)}, {found.holds_for.words}")
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from math import ceil
 
 from lowtide.plan.blocks import shared
+from lowtide.plan.bounds import chained
 from lowtide.plan.cut import solve_cuts
 from lowtide.plan.found import Found
 from lowtide.plan.lanes import Lanes, Link
@@ -22,6 +23,7 @@ from lowtide.plan.lower import lower
 from lowtide.plan.offload import Trip, hurried, prefix, relaxed, trips, with_trips
 from lowtide.plan.portfolio import REUSED_A_SECOND, Progress, recompute_or_none
 from lowtide.plan.problem import Problem
+from lowtide.plan.relaxation import Relaxation
 from lowtide.plan.schedule import Event, evaluate, order
 from lowtide.plan.simulate import simulate
 
@@ -64,11 +66,13 @@ class _Away:
         problem: Problem,
         budget: int,
         link: Link,
+        relaxation: Relaxation,
         time_limit: float,
         seed: int,
         progress: Progress | None,
     ) -> None:
         self.problem, self.budget, self.link = problem, budget, link
+        self.relaxation = relaxation
         self.careful = slowed(link, _CAREFUL)
         self.time_limit, self.seed, self.progress = time_limit, seed, progress
         self.began = time.monotonic()
@@ -136,7 +140,13 @@ class _Away:
                 share = 0.15 if self.bound else 0.3
                 seconds = max(0.2, min(self.left(), self.time_limit * share))
                 result = solve_cuts(
-                    self.problem, self.budget, sorted(cuts), nodes=500, seconds=seconds, link=link
+                    self.problem,
+                    self.budget,
+                    sorted(cuts),
+                    nodes=500,
+                    seconds=seconds,
+                    link=link,
+                    relaxation=self.relaxation if link is self.link else None,
                 )
                 if not result.feasible:
                     self.impossible = self.best is None and link is self.link
@@ -150,6 +160,8 @@ class _Away:
                 plan = self.attempt if link is self.careful else self.most
                 worst = plan(result.away, result.events)
                 if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
+                    break
+                if not chained(self.relaxation, cuts, worst):
                     break
                 cuts = cuts | {worst}
 
@@ -296,13 +308,14 @@ def with_offload(
     problem: Problem,
     budget: int,
     link: Link,
+    relaxation: Relaxation,
     *,
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Found | None, bool]:
-    """The best plan found with its bound; where there is none, whether it is proven that none exists."""
-    search = _Away(problem, budget, link, time_limit, seed, progress)
+) -> tuple[Found | None, int, bool]:
+    """The best plan found; the bound; where there is no plan, whether it is proven that none exists."""
+    search = _Away(problem, budget, link, relaxation, time_limit, seed, progress)
     try:
         search.work()
     except KeyboardInterrupt:
@@ -311,11 +324,12 @@ def with_offload(
         search.interrupted = True
     best = search.best
     if best is None:
-        return None, search.impossible
+        return None, search.bound, search.impossible
     cost = _overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
     spent = time.monotonic() - search.began
     bound = min(search.bound, cost)
-    return replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted), False
+    best = replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
+    return best, bound, False
 
 
 def slowed(link: Link, share: float) -> Link:

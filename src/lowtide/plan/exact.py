@@ -1,22 +1,25 @@
-"""The optimum of a small problem: the shortest path over what is held.
+"""The optimum of a small problem: the shortest path over what has run and what is held.
 
-A state is the next mandatory operator and the storages held. Letting go is free, so holding more at the same
-cost is never worse, and storages are let go of only where a run needs the room. Any operator may run again in
-any order and number. Charges are left out, which makes the result a lower bound where there are some.
+A state is the set of operators that have run and the storages held. Any operator may run next whose
+predecessors have run, and any may run again, in any order and number. Letting go is free, so holding more at
+the same cost is never worse, and storages are let go of only where a run needs the room. Charges are left
+out, which makes the result a lower bound where there are some.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from lowtide.plan.precedence import bits
 from lowtide.plan.problem import Problem
 
 __all__ = ["Exact", "exact"]
 
 _State = tuple[int, int]
+"""Operators that have run, and storages held, as bit masks."""
 _SETS = 200
 """What may be held is looked for in so many steps a state, all states together."""
 
@@ -36,23 +39,34 @@ class Exact:
 def exact(
     problem: Problem,
     budget: int,
+    before: Sequence[int],
     *,
+    at_end: Collection[int] = (),
     known: int | None = None,
     states: int = 20_000,
     deadline: float | None = None,
 ) -> Exact:
-    """The cheapest line of runs inside the budget, if it costs less than ``known``."""
-    return _Paths(problem, budget).shortest(known, states, deadline)
+    """The cheapest line of runs inside the budget, if it costs less than ``known``.
+
+    ``before`` are for each operator those that must have run before its first run, as a bit mask; ``at_end``
+    are storages that must be there in the end.
+    """
+    return _Paths(problem, budget, before, at_end).shortest(known, states, deadline)
 
 
 class _Paths:
-    def __init__(self, problem: Problem, budget: int) -> None:
+    def __init__(self, problem: Problem, budget: int, before: Sequence[int], at_end: Collection[int]) -> None:
         self.problem = problem
         self.budget = budget
+        self.before = before
+        self.at_end = _mask(at_end)
+        self.everything = (1 << len(problem.ops)) - 1
+        self.forward = (1 << problem.split) - 1
         self.reads = [_mask(row) for row in problem.reads]
         self.writes = [_mask(row) for row in problem.writes]
         self.kept = _mask(s for s, keep in enumerate(problem.kept) if keep)
-        self.wanted = self._wanted()
+        self.again = _mask(v for v, again in enumerate(problem.again) if again)
+        self._wanted: dict[int, int] = {}
         self._known: dict[int, int] = {0: 0}
         self._left = 0
         self._deadline: float | None = None
@@ -60,57 +74,65 @@ class _Paths:
     def shortest(self, known: int | None, states: int, deadline: float | None) -> Exact:
         problem = self.problem
         self._left, self._deadline = states * _SETS, deadline
-        end = len(problem.ops)
         start = 0, _mask(s for s, p in enumerate(problem.producer) if p < 0 and problem.readers[s])
         costs: dict[_State, int] = {start: 0}
         came: dict[_State, tuple[_State, int]] = {}
-        queue = [(0, 0, start[1])]
-        done: dict[int, list[int]] = {}
+        queue = [(0, 0, *start)]
+        seen: dict[int, list[int]] = {}
         count = 0
         while queue:
-            cost, negative, live = heapq.heappop(queue)
-            state = -negative, live
+            cost, _, done, live = heapq.heappop(queue)
+            state = done, live
             if known is not None and cost >= known:
                 return Exact(True, known, None)
-            if state[0] == end:
+            if done == self.everything and not self.at_end & ~live:
                 return Exact(True, cost, self._line(came, state))
-            seen = done.setdefault(state[0], [])
-            if costs[state] < cost or any(other & live == live for other in seen):
+            others = seen.setdefault(done, [])
+            if costs[state] < cost or any(other & live == live for other in others):
                 continue
-            seen.append(live)
+            others.append(live)
             count += 1
             if count > states or (not count & 127 and self._late()):
                 return Exact(False, cost, None)
-            steps = list(self._steps(cost, *state))
+            steps = list(self._steps(cost, done, live))
             if self._left < 0:
                 return Exact(False, cost, None)
             for price, then, op in steps:
                 if price < costs.get(then, price + 1):
                     costs[then] = price
                     came[then] = state, op
-                    heapq.heappush(queue, (price, -then[0], then[1]))
+                    heapq.heappush(queue, (price, -then[0].bit_count(), *then))
         return Exact(True, 0 if known is None else known, None)
 
     def _late(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
-    def _steps(self, cost: int, instant: int, live: int) -> Iterator[tuple[int, _State, int]]:
-        problem, wanted = self.problem, self.wanted
-        if not self.reads[instant] & ~live:
-            for held in self._held_after(instant, live, instant):
-                yield cost, (instant + 1, held & (wanted[instant + 1] | self.kept)), instant
-        for op in range(instant):
-            new = self.writes[op] & ~live & ~self.kept & wanted[instant]
-            if problem.again[op] and new and not self.reads[op] & ~live:
-                for held in self._held_after(instant, live, op):
-                    yield cost + problem.repeat[op], (instant, held & (wanted[instant] | self.kept)), op
+    def _steps(self, cost: int, done: int, live: int) -> Iterator[tuple[int, _State, int]]:
+        ready = [
+            op
+            for op in bits(self.everything & ~done)
+            if not self.before[op] & ~done and not self.reads[op] & ~live
+        ]
+        for op in ready:
+            then = done | 1 << op
+            keep = self.wanted(then) | self.kept
+            following = [(cost, (then, held & keep), op) for held in self._held_after(done, live, op)]
+            yield from following
+        wanted = self.wanted(done)
+        for op in bits(done & self.again):
+            new = self.writes[op] & ~live & ~self.kept & wanted
+            if new and not self.reads[op] & ~live:
+                price = cost + self.problem.repeat[op]
+                for held in self._held_after(done, live, op):
+                    yield price, (done, held & (wanted | self.kept)), op
 
-    def _held_after(self, instant: int, live: int, op: int) -> Iterator[int]:
+    def _held_after(self, done: int, live: int, op: int) -> Iterator[int]:
         """What can be held after a run: the largest sets that leave it enough room."""
         problem = self.problem
-        again = op != instant
+        again = done >> op & 1
         own = (live & self.kept) | self.reads[op] | self.writes[op]
-        need = problem.fixed[instant] + problem.workspace[op] + self._bytes(own)
+        part = -1 if not self.forward & ~done else 0
+        need = problem.fixed[part] + problem.workspace[op] + self._bytes(own)
         if again:
             need += self._bytes(self.writes[op] & self.kept)
         source = problem.over[op]
@@ -153,22 +175,22 @@ class _Paths:
             found = self._known[mask] = rest + self.problem.bytes[low.bit_length() - 1]
         return found
 
-    def _wanted(self) -> list[int]:
-        """For each instant the storages that what comes may read, directly or by running again."""
-        problem = self.problem
-        found: list[int] = [0]
-        held = 0
-        for op in reversed(range(len(problem.ops))):
-            stack = list(problem.reads[op])
+    def wanted(self, done: int) -> int:
+        """The storages that what comes may read, directly or by running again."""
+        found = self._wanted.get(done)
+        if found is None:
+            found = self.at_end
+            for op in bits(self.everything & ~done):
+                found |= self.reads[op]
+            stack = list(bits(found))
             while stack:
-                s = stack.pop()
-                if not held >> s & 1:
-                    held |= 1 << s
-                    producer = problem.producer[s]
-                    if producer >= 0 and problem.again[producer]:
-                        stack += problem.reads[producer]
-            found.append(held)
-        return found[::-1]
+                producer = self.problem.producer[stack.pop()]
+                if producer >= 0 and self.again >> producer & 1:
+                    new = self.reads[producer] & ~found
+                    found |= new
+                    stack += bits(new)
+            self._wanted[done] = found
+        return found
 
     def _line(self, came: dict[_State, tuple[_State, int]], state: _State) -> tuple[int, ...]:
         runs: list[int] = []
@@ -178,8 +200,8 @@ class _Paths:
         return tuple(reversed(runs))
 
 
-def _mask(storages: Iterable[int]) -> int:
+def _mask(items: Iterable[int]) -> int:
     total = 0
-    for s in storages:
-        total |= 1 << s
+    for item in items:
+        total |= 1 << item
     return total

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plan import Plan
+from lowtide.plan.plan import HoldsFor, Plan, by_means
 from lowtide.plan.program import Body, Fetch, Loop, Program, Run, Send
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
@@ -32,11 +32,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_seconds(plan.plain.seconds)}"
     took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"
     yield f"planned    {took}: {plan.overhead:+.1%} ({plan.method})"
-    proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
-    if plan.decisions.tiles:
-        yield "bound      none: nothing is proven about how fast tiles can be"
-    else:
-        yield f"bound      {plan.bound.overhead:+.1%}, {proof}, with the operators in their order"
+    yield f"bound      {_proof(plan)}"
     d = plan.decisions
     yield (
         f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "
@@ -54,6 +50,18 @@ def _lines(plan: Plan) -> Iterator[str]:
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
+
+
+def _proof(plan: Plan) -> str:
+    """What is proven of the plan, and for which programs."""
+    scope = plan.bound.holds_for
+    if plan.decisions.tiles:
+        return "none: nothing is proven about how fast tiles can be"
+    if scope is HoldsFor.NOTHING:
+        return "none: the plan does not say which programs its bound holds for; plan again"
+    proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
+    least = plan.bound.overhead if abs(plan.bound.overhead) > 5e-4 else 0.0  # no minus before a zero
+    return f"{least:+.1%}, {proof} {by_means(plan.only)}, {scope.words}"
 
 
 def _tiles(plan: Plan) -> Iterator[str]:

@@ -23,9 +23,11 @@ class Found:
     cost: int
     """Time spent on running operators again, in units of the problem."""
     bound: int
-    """No schedule inside the budget spends less, as long as the mandatory operators keep their order."""
+    """No valid program inside the budget spends less, in any order of the operators."""
     peak: int
     smallest: Smallest
+    floor: int
+    """No budget below this can work, in any order of the operators."""
     method: str
     """Which step of the portfolio gave the schedule."""
     solve_seconds: float

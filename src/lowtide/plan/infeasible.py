@@ -10,8 +10,9 @@ from lowtide.plan.explain import at_peak
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lower import lower
 from lowtide.plan.memory import allocated_bytes
+from lowtide.plan.plan import HoldsFor, by_means
 from lowtide.plan.problem import Problem
-from lowtide.plan.smallest import smallest_budget
+from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 
@@ -30,26 +31,29 @@ def explained(
     *,
     tiled: bool,
     time_limit: float,
+    holds_for: HoldsFor,
+    only: Collection[str],
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
-    Where the error does not know that plan, to look for it takes half of the time limit at most.
-    ``tiled`` says that tiles are tried besides: they are no advice then, and may need less.
+    What is proven is so for the programs that ``holds_for`` names, by the means of ``only``. Where the error
+    does not know that plan, to look for it takes half of the time limit at most. ``tiled`` says that tiles
+    are tried besides: they are no advice then, and may need less.
     """
     graph = problem.graph
-    known, events = error.smallest_budget, error.events
-    if events is None:
+    smallest = error.known
+    if not isinstance(smallest, Smallest):
         smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
-        known, events = min(smallest.budget, known), smallest.events
-    known += beside
+    known = min(smallest.budget, error.smallest_budget) + beside
     floor = max(error.floor + beside, budget + 1 if error.proven else 0)
-    program = with_in_place(graph, lower(problem, events), able)
+    program = with_in_place(graph, lower(smallest.problem, smallest.events), able)
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes); {'without tiles ' if tiled else ''}the smallest budget with a known plan is "
-        f"{format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)}",
+        f"({budget} bytes) {by_means(only)}; {'without tiles ' if tiled else ''}the smallest budget with a "
+        f"known plan is {format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)} "
+        f"({floor} bytes), {holds_for.words}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
     ]
@@ -65,4 +69,5 @@ def explained(
         smallest_budget=known,
         floor=floor,
         proven=error.proven,
+        holds_for=holds_for.value,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import ceil, inf
 
 from lowtide.errors import InfeasibleError, PlanError
@@ -18,10 +17,11 @@ from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import movable, streamed, with_absences
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout, store_all
-from lowtide.plan.plan import Bound, Decisions, Plan, Side
+from lowtide.plan.plan import Bound, Decisions, HoldsFor, Plan, Side
 from lowtide.plan.problem import Problem, build_problem
 from lowtide.plan.program import Program, Run, Send
-from lowtide.plan.reorder import early_order
+from lowtide.plan.relaxation import skippable
+from lowtide.plan.reorder import in_order, lean_order
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.short import with_joined
@@ -33,6 +33,9 @@ __all__ = ["Costs", "make_plan", "plain_peak"]
 
 
 _ROUNDING = 1e-6
+"""A plan that takes so much more than its bound, as a share of the step, is called optimal."""
+_SUMMING = 1e-9
+"""What adding up seconds may be wrong by, as a share of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def make_plan(
     if not 0 <= time_limit < inf:
         raise PlanError(f"a time limit of {time_limit}: how long to search is a number of seconds")
     began = time.monotonic()
-    problem = _problem(graph, costs, able, fine=link is not None)
+    problem, others = _problem(graph, costs, able, fine=link is not None)
+    holds_for = _holds_for(problem, only)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
@@ -114,6 +118,7 @@ def make_plan(
                 progress=progress,
                 only=only,
                 link=link,
+                others=others if crossing or not leaves else (),
             )
             if leaves == chosen[-1]:  # only where all of them may leave the bound holds for any plan
                 bound = found.bound
@@ -125,15 +130,15 @@ def make_plan(
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        told = _refused(*refused[-1], asked, tiled, time_limit)
+        told = _refused(*refused[-1], asked, tiled, time_limit, holds_for)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         told.solve_seconds = time.monotonic() - began
         raise told
     best = min(tried, key=lambda one: one.seconds)
     found = replace(best.found, bound=min(bound, best.found.cost))
-    if look_for_smallest and found.smallest.budget > found.smallest.floor and not found.interrupted:
+    if look_for_smallest and found.smallest.budget > found.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, look_for_smallest, seed)
-    return _plan(graph, costs, found, turned(best.program), asked)
+    return _plan(graph, costs, found, turned(best.program), asked, holds_for)
 
 
 def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -228,10 +233,21 @@ def _refused(
     asked: _Asked,
     tiled: bool,
     time_limit: float,
+    holds_for: HoldsFor,
 ) -> InfeasibleError:
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
     end = _at_the_end(there) + asked.beside
-    told = explained(there, error, asked.budget, asked.beside, asked.able, tiled=tiled, time_limit=time_limit)
+    told = explained(
+        there,
+        error,
+        asked.budget,
+        asked.beside,
+        asked.able,
+        tiled=tiled,
+        time_limit=time_limit,
+        holds_for=holds_for,
+        only=asked.only,
+    )
     if not leaves or end <= asked.budget:
         return told
     said = (
@@ -248,17 +264,31 @@ def _refused(
     )
 
 
-def _problem(graph: Graph, costs: Costs, able: Collection[int], *, fine: bool) -> Problem:
-    """The problem, with storages released early where another order of the operators does that."""
-    workspace = costs.workspace_bytes
-    build = partial(build_problem, graph, costs.seconds, workspace_bytes=workspace, able=able, fine=fine)
-    problem = build(short=costs.short)
-    order = early_order(problem)
-    if order == list(problem.ops):
-        return problem
-    other = build(short=costs.short, order=order)
+def _problem(
+    graph: Graph, costs: Costs, able: Collection[int], *, fine: bool
+) -> tuple[Problem, list[list[int]]]:
+    """The problem in program order or in a lean one, and the other of the two.
+
+    The lean one comes first where it needs less; the other is given by the numbers of the first.
+    """
+    problem = build_problem(
+        graph, costs.seconds, workspace_bytes=costs.workspace_bytes, able=able, short=costs.short, fine=fine
+    )
+    order = lean_order(problem)
+    if order == sorted(order):
+        return problem, []
+    other = in_order(problem, order)
     before, after = evaluate(problem, ()), evaluate(other, ())
-    return other if after.peak <= before.peak and sum(after.live) < sum(before.live) else problem
+    if after.peak > before.peak or sum(after.live) >= sum(before.live):
+        return problem, [order]
+    place = {op: v for v, op in enumerate(order)}
+    return other, [[place[op] for op in range(len(order))]]
+
+
+def _holds_for(problem: Problem, only: Collection[str]) -> HoldsFor:
+    """What is proven of a plan with these means holds for these programs."""
+    once = "recompute" in only and not all(problem.asked)
+    return HoldsFor.BACKWARD_ONCE if once else HoldsFor.EVERY_ORDER
 
 
 def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) -> Found:
@@ -271,7 +301,9 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
     return replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
 
 
-def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _Asked) -> Plan:
+def _plan(
+    graph: Graph, costs: Costs, found: Found, program: Program, asked: _Asked, holds_for: HoldsFor
+) -> Plan:
     workspace, beside = costs.workspace_bytes, asked.beside
     timeline = _played(graph, costs, program, asked.link)
     check(
@@ -285,14 +317,17 @@ def _plan(graph: Graph, costs: Costs, found: Found, program: Program, asked: _As
     plain_seconds = costs.plain_seconds(graph)
     everything = sum(costs.seconds)
     planned = sum(timeline.seconds) if timeline.seconds else everything
-    bound = min(everything + found.bound_seconds, planned)  # views that nobody reads take no time
+    needed = everything - sum(costs.seconds[k] for k in skippable(graph))
+    bound = needed + found.bound_seconds
+    if planned < bound <= planned * (1 + _SUMMING):
+        bound = planned
     base = plain_seconds or 1.0
     return Plan(
         budget_bytes=asked.budget,
         plain=Side(asked.plain_peak, everything),
         predicted=Side(timeline.peak_bytes + beside, planned),
         overhead=(planned - everything) / base,
-        bound=Bound(bound, (bound - everything) / base),
+        bound=Bound(bound, (bound - everything) / base, holds_for),
         gap=_gap(planned, bound),
         smallest_budget_bytes=min(found.smallest.budget, timeline.peak_bytes) + beside,
         decisions=_decisions(graph, program),

@@ -203,6 +203,7 @@ def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
         time=spread(problem.time, 0),
         repeat=spread(problem.repeat, 0),
         workspace=spread(problem.workspace, 0),
+        asked=spread(problem.asked, False),
         again=spread(problem.again, False),
         reads=tuple(reads),
         writes=tuple(writes),

@@ -40,6 +40,7 @@ def with_pauses(problem: Problem, counts: Sequence[int]) -> Problem:
         time=spread(problem.time, 0),
         repeat=spread(problem.repeat, 0),
         workspace=spread(problem.workspace, 0),
+        asked=spread(problem.asked, False),
         again=spread(problem.again, False),
         reads=spread(problem.reads, ()),
         writes=spread(problem.writes, ()),

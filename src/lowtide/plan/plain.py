@@ -12,6 +12,7 @@ __all__ = [
     "kept_throughout",
     "makers_of",
     "offload_all",
+    "only_views",
     "recompute_all",
     "storages_kept",
     "store_all",
@@ -33,7 +34,7 @@ def _with_old_views(graph: Graph, backward: Sequence[int]) -> list[int]:
     Such a leaf is read as it was before the step; a view that forward made of it shows its new value.
     """
     storage, updated = graph.storages(), set(graph.attributes.get("updated", ()))
-    views = [k for k, op in enumerate(graph.ops) if op.outputs and _only_views(graph, op)]
+    views = [k for k, op in enumerate(graph.ops) if op.outputs and only_views(graph, op)]
     maker = {t: k for k in views for t in graph.ops[k].outputs if storage[t] in updated}
     if not maker:
         return list(backward)
@@ -43,7 +44,12 @@ def _with_old_views(graph: Graph, backward: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _only_views(graph: Graph, op: Op) -> bool:
+def only_views(graph: Graph, op: Op) -> bool:
+    """Whether all an operator makes are views: a program in which nobody reads them may leave it out."""
+    if any(op.attributes.get(name) for name in ("random", "once", "updates")):
+        return False
+    if not op.outputs:
+        return not op.reads
     return all(graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
 
 

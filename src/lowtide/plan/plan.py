@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +12,36 @@ from lowtide.graph import Graph
 from lowtide.plan.lanes import Link
 from lowtide.plan.program import Program
 
-__all__ = ["Bound", "Decisions", "Plan", "Side"]
+__all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side", "by_means"]
+
+
+class HoldsFor(str, enum.Enum):
+    """Which programs something is proven for: of those without tiles that use the means of the plan."""
+
+    EVERY_ORDER = "every order"
+    """Every valid program: any order of the operators that gives the same values, any number of runs."""
+    BACKWARD_ONCE = "every order, backward once"
+    """Those among them that run no operator of backward again: where costs say that backward is free."""
+    NOTHING = "nothing"
+    """Nothing is proven."""
+
+    @property
+    def words(self) -> str:
+        """The set of programs in words, behind what is said of them."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    HoldsFor.EVERY_ORDER: "in any order of the operators",
+    HoldsFor.BACKWARD_ONCE: "in any order of the operators, with backward run once",
+    HoldsFor.NOTHING: "which is not proven",
+}
+_MEANS = {"recompute": "recomputation", "offload": "offload"}
+
+
+def by_means(only: Collection[str]) -> str:
+    """The means that a proof counts with, in words; nothing is proven of tiles."""
+    return "by " + " and ".join(word for name, word in _MEANS.items() if name in only)
 
 
 class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -21,10 +52,12 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What no plan can beat inside the budget, with the operators of the step in their order."""
+    """What no program of a set can beat inside the budget."""
 
     seconds: float
     overhead: float
+    holds_for: HoldsFor = HoldsFor.NOTHING
+    """The set of programs; files of earlier versions do not say it."""
 
 
 class Decisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -10,8 +10,12 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
    often the optimum itself, else good starts;
 5. greedy by next use: nearly always feasible; then step 3 again in other ways, mended by a cold annealing;
 6. annealing from the best starts, then again from the best plan;
-7. for small problems the shortest path over what is held: exact, and with several runs before an instant;
-8. cut programs again, with cuts where the best plan touches the budget.
+7. for small problems the shortest path over what has run and what is held: exact, in any order of runs;
+8. annealing in other orders of the operators, where time is left;
+9. cut programs again, with cuts where the best plan touches the budget.
+
+Cut programs choose the order of the operators too, where it is open: their bound holds for every order, and
+their schedules are tried, and annealed, in the order that they chose.
 
 Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
 limit is a deadline that cuts the work short on a slow machine.
@@ -20,43 +24,35 @@ limit is a deadline that cuts the work short on a slow machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from lowtide.errors import InfeasibleError
-from lowtide.plan.anneal import Annealer
+from lowtide.plan.annealing import Line, anneal, anneal_round, moves_of
 from lowtide.plan.blocks import shared
 from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
-from lowtide.plan.cut import Ties, solve_cuts
-from lowtide.plan.exact import exact
+from lowtide.plan.cut import CutResult, Ties, solve_cuts
 from lowtide.plan.found import Found
 from lowtide.plan.greedy import greedy
-from lowtide.plan.pauses import as_events
-from lowtide.plan.problem import Problem, median_time
+from lowtide.plan.optimal import cheapest, smallest_exactly
+from lowtide.plan.problem import Problem
+from lowtide.plan.refusal import refusal
+from lowtide.plan.relaxation import Relaxation
+from lowtide.plan.reorder import in_order, moved
 from lowtide.plan.schedule import Event, Outcome, evaluate
-from lowtide.plan.smallest import Smallest, smallest_budget
-from lowtide.units import format_bytes
+from lowtide.plan.smallest import Smallest, lowest_in_order, smallest_budget
+from lowtide.plan.state import RESERVE, SLACK, Progress, State
 
-__all__ = ["REUSED_A_SECOND", "Progress", "recompute", "recompute_or_none", "refusal"]
+__all__ = ["REUSED_A_SECOND", "Progress", "recompute", "recompute_or_none"]
 
-Progress = Callable[[float, float | None, float, float | None], None]
-"""Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
-
-_WORK = 240_000_000
-"""Moves times operators that annealing may take in ten seconds: about five of them on one core."""
-_LARGE = 300
-"""From so many operators on, a cut program may leave a little open."""
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
-_ENDING = 0.96
-"""Of the time limit, after which nothing new is begun: what has begun may take a little longer."""
-_RESERVE = 0.3
-"""Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
 _EXACTLY = 0.75
 """Of the time limit, after which the shortest path is given up where nothing is found before."""
 _PROOF = 0.1
-"""Of the time limit, for that proof."""
+"""Of the time limit, for a proof that there is no plan."""
+_LOWEST = 0.18
+"""Of the time limit, for the lowest peak where there is none: less than a search at that peak has for it."""
 REUSED_A_SECOND = 600
 """Repeated blocks are used where there is a second of the time limit for so many operators."""
 _FREELY = 0.15
@@ -72,26 +68,27 @@ _NEARLY = 1.2
 _COLD = 0.05
 """The heat, in times of a usual operator, at which a good schedule is mended and not forgotten."""
 _TINY = 40
-"""Up to so many operators even before the cut programs."""
+"""Up to so many operators the shortest path comes even before the cut programs."""
 _STATES = 30_000
 """Of which so many states may be visited."""
-_SLACK = 1e-4
-"""That little, as a share of the time of the plain step."""
-_ROUNDING = 1e-7
-"""A cost above the bound by no more than this share equals it: the solver works in floating point."""
 
 
 def recompute(
     problem: Problem,
     budget: int,
+    relaxation: Relaxation,
     *,
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
     starts: Iterable[Iterable[Event]] = (),
+    others: Sequence[Sequence[int]] = (),
 ) -> Found:
-    """The cheapest schedule of recomputation found inside ``budget`` bytes."""
-    run = _Search(problem, budget, time_limit, seed, progress).searched(starts)
+    """The cheapest schedule of recomputation found inside ``budget`` bytes; its bound is the relaxation's.
+
+    ``others`` are other orders of the problem's operators, to be tried where time is left.
+    """
+    run = _Search(problem, budget, time_limit, seed, progress, relaxation).searched(starts, others)
     if run.best is None and not run.impossible and budget >= run.floor:
         run.at_the_limit()
     return run.found()
@@ -106,48 +103,37 @@ def recompute_or_none(
     seed: int = 0,
     starts: Iterable[Iterable[Event]] = (),
 ) -> Found | None:
-    """The same, without looking for what would work where nothing is found.
+    """The same in the problem's order, without looking for what would work where nothing is found.
 
     As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
+    The bound holds for that order alone.
     """
-    run = _Search(problem, budget, min(effort, max(left, 0.2)), seed, None, effort=effort).searched(starts)
+    limit = min(effort, max(left, 0.2))
+    run = _Search(problem, budget, limit, seed, None, None, effort=effort).searched(starts)
     return None if run.best is None else run.found()
 
 
-@dataclass
-class _Search:
-    problem: Problem
-    budget: int
-    time_limit: float
-    seed: int
-    progress: Progress | None
-    lowest: Smallest | None = None
-    """The lowest peak, where it was looked for."""
-    effort: float = 0.0
-    """Seconds that the number of moves is for; the time limit if 0."""
-    began: float = field(default_factory=time.monotonic)
-    best: Outcome | None = None
-    method: str = ""
-    bound: int = 0
-    interrupted: bool = False
-    late: bool = False
+class _Search(State):
+    """The portfolio, in one order of the operators first."""
 
     def __post_init__(self) -> None:
-        self.plain = evaluate(self.problem, ())
-        self.floor = smallest_conceivable(self.problem)
-        self.annealer = Annealer(self.problem)
-        self.median = median_time(self.problem)
-        self.impossible = False
-        self.paused: Problem | None = None
-        """The problem of the best schedule, where that needs pauses."""
+        super().__post_init__()
+        self.line = Line.of(self.problem)
+        self.in_order = lowest_in_order(self.problem)
+        self.floor = smallest_conceivable(self.relaxation) if self.relaxation else self.in_order
+        self.small = len(self.problem.bytes) <= _SMALL
+        self.lowest: Smallest | None = None
+        """The lowest peak, where it was looked for."""
+        self.chosen: tuple[Sequence[int], frozenset[Event]] | None = None
+        """An order that a cut program chose, with its schedule, where that needs less there."""
 
-    def searched(self, starts: Iterable[Iterable[Event]]) -> _Search:
-        """This, after the search."""
+    def searched(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]] = ()) -> _Search:
+        """This, after the search; ``others`` are orders to be tried where time is left."""
         if self.plain.peak <= self.budget:
             self.offer(self.plain, "plain")
         elif self.budget >= self.floor:
             try:
-                self.work(starts)
+                self.work(starts, others)
             except KeyboardInterrupt:
                 self.interrupted = True
                 if self.best is None:
@@ -156,90 +142,88 @@ class _Search:
 
     def at_the_limit(self) -> None:
         """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
-        seconds = max(_RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
-        known = self.lowest = smallest_budget(self.problem, time_limit=seconds, seed=self.seed)
+        seconds = max(RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
+        known = self.lowest = self.smallest(seconds)
         if known.budget <= self.budget:
-            self.offer(evaluate(self.problem, known.events), "lowest peak")
+            self.offer(evaluate(known.problem, known.events), "lowest peak", known.problem)
 
-    def offer(self, outcome: Outcome, method: str, paused: Problem | None = None) -> None:
-        """Take a schedule as the best if it is; ``paused`` is its problem, where that needs pauses."""
-        if outcome.peak <= self.budget and (self.best is None or outcome.cost < self.best.cost):
-            self.best, self.method, self.paused = outcome, method, paused
-            self.report()  # may end in an interrupt: the best is whole by now
+    def smallest(self, seconds: float) -> Smallest:
+        """The lowest peak that can be found in so many seconds; the same whatever budget was asked for."""
+        known = smallest_budget(
+            self.problem, time_limit=seconds, seed=self.seed, effort=self.time_limit, enough=self.budget
+        )
+        if self.relaxation is None or not self.small or known.budget <= self.budget:
+            return known
+        deadline = time.monotonic() + seconds
+        return smallest_exactly(known, self.relaxation, self.floor, states=_STATES // 3, deadline=deadline)
 
-    def report(self) -> None:
-        """Tell whoever watches."""
-        if self.progress is None:
-            return
-        best = None if self.best is None else self.problem.seconds(self.best.cost)
-        bound = self.problem.seconds(self.bound)
-        total = self.problem.seconds(self.problem.total_time)
-        gap = None if best is None or not total else max(0.0, best - bound) / (total + best)
-        self.progress(time.monotonic() - self.began, best, bound, gap)
-
-    def left(self) -> float:
-        """Seconds to the deadline."""
-        return _ENDING * self.time_limit - (time.monotonic() - self.began)
-
-    def done(self) -> bool:
-        """Nothing can or may be gained any more."""
-        large = len(self.problem.ops) >= _LARGE
-        slack = int((_SLACK if large else _ROUNDING) * self.problem.total_time)
-        if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
-            return True
-        reserve = _RESERVE * self.time_limit if self.best is None else 0.0
-        self.late = self.late or self.left() <= reserve
-        return self.late
-
-    def work(self, starts: Iterable[Iterable[Event]]) -> None:
+    def work(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]]) -> None:
         """The portfolio."""
         pool = [evaluate(self.problem, start) for start in starts]
         for outcome in pool:
             self.offer(outcome, "given")
-        large = len(self.problem.ops) >= _LARGE
-        if not large and not self.done():
+        if not self.large and self.budget >= self.in_order and not self.done():
             short = 1.0 if self.effort else min(1.0, self.time_limit)
-            self.round(frozenset(), max(10_000, int(100_000 * short)), seed=self.seed, hot=2.0)
-        small = len(self.problem.bytes) <= _SMALL
+            moves = max(10_000, int(100_000 * short))
+            anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
+        small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
-        cuts = Cuts(self.problem, self.budget, self.plain)
+        cuts = Cuts(self.problem, self.budget, self.plain.peak_at, self.relaxation)
         quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
-        ties = shared(self.problem, self.plain) if large and not quick and not self.done() else []
+        ties = shared(self.problem, self.plain) if self.large and not quick and not self.done() else []
         freely = self.reuse(ties[0], _FREELY) if ties else None
-        pool += self.solve_cuts(cuts, rounds=12, share=(0.4 if large else 0.6) - (_FREELY if ties else 0))
+        share = (0.4 if self.large else 0.6) - (_FREELY if ties else 0)
+        pool += self.solve_cuts(cuts, rounds=12, share=share)
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
             self.offer(pool[-1], "greedy")
         self.mend(freely, ties)
         if small and not tiny and not self.done():
             self.exactly(_STATES // 3)
-        if not self.done():
-            self.anneal(pool)
+        self.anneal(pool, others)
         if small and not self.done():
             self.exactly(_STATES * 2)
-        if not self.done() and self.best is not None and self.paused is None:
+        if not self.done() and self.best is not None and self.there is None:
             cuts.tighten(self.best.events, most=2)
             self.solve_cuts(cuts, rounds=3, share=0.25)
+
+    def anneal(self, pool: list[Outcome], others: Sequence[Sequence[int]]) -> None:
+        """Anneal in the order that needs least, then in the others where time is left."""
+        known = [outcome.events for outcome in pool]
+        if self.chosen is not None:
+            order, events = self.chosen
+            self.anneal_in(order, [events, *known], first=300)
+        if self.budget >= self.in_order and not self.done():
+            anneal(self, self.line, known)
+        for k, order in enumerate(others):
+            self.anneal_in(order, known[-1:], first=600 + 300 * k)
+
+    def anneal_in(self, order: Sequence[int], starts: Iterable[frozenset[Event]], *, first: int) -> None:
+        """Anneal with the operators in another order; the starts are schedules in the problem's."""
+        if not self.done():
+            there = in_order(self.problem, order)
+            begin = [moved(order, start) for start in starts]
+            anneal(self, Line.of(there), [*begin, greedy(there, self.budget)], first=first)
 
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""
         known = None if self.best is None else self.best.cost
-        share = _ENDING if self.best is not None else _EXACTLY
-        deadline = self.began + share * self.time_limit
-        result = exact(self.problem, self.budget, known=known, states=states, deadline=deadline)
-        self.bound = max(self.bound, result.bound)
-        if result.runs is not None:
-            paused, events = as_events(self.problem, result.runs)
-            self.offer(evaluate(paused, events), "exact", paused)
-        elif result.finished and known is None:
-            self.impossible = True
+        deadline = self.until(_EXACTLY) if self.best is None else time.monotonic() + self.left()
+        found = cheapest(
+            self.problem, self.budget, self.relaxation, known=known, states=states, deadline=deadline
+        )
+        self.bound = max(self.bound, found.bound)
+        if found.schedule is not None:
+            there, events = found.schedule
+            self.offer(evaluate(there, events), "exact", there)
+        self.impossible = self.impossible or (found.impossible and self.best is None)
 
     def reuse(self, ties: Ties, share: float) -> Outcome | None:
         """A schedule with one choice for the copies of repeated blocks, in a share of the time limit."""
         seconds = max(0.0, min(self.left(), share * self.time_limit))
-        cut, slack = self.plain.peak_at, 5 * _SLACK
+        cut, slack = self.plain.peak_at, 5 * SLACK
         result = solve_cuts(
             self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=slack, ties=ties
         )
@@ -262,22 +246,22 @@ class _Search:
                 break
             if outcome.peak <= _NEARLY * self.budget:
                 seed = self.seed * 1000 + 200 + k
-                self.round(outcome.events, self.moves(), seed=seed, hot=_COLD, method="blocks")
+                moves = moves_of(self)
+                anneal_round(self, self.line, outcome.events, moves, seed=seed, hot=_COLD, method="blocks")
 
     def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
         """Solve the cut program, add the cuts its solution violates, and again."""
         end = time.monotonic() + share * self.time_limit
-        large = len(self.problem.ops) >= _LARGE
         found: list[Outcome] = []
         for _ in range(rounds):
             left = min(self.left(), end - time.monotonic())
             if self.done() or left <= 0:
                 break
             result = cuts.solve(
-                nodes=2_000 if large else 20_000,
+                nodes=2_000 if self.large else 20_000,
                 seconds=left,
-                slack=_SLACK if large else 0.0,
-                start=None if self.best is None else self.best.events,
+                slack=SLACK / 2 if self.large else 0.0,
+                start=None if self.best is None or self.there is not None else self.best.events,
             )
             if not result.feasible:
                 self.impossible = True
@@ -286,77 +270,60 @@ class _Search:
             self.report()
             if result.events is None:
                 break
-            outcome = evaluate(self.problem, result.events)
-            found.append(outcome)
-            self.offer(outcome, "cut")
-            if outcome.peak <= self.budget or not cuts.tighten(outcome.events):
+            there, outcome = self.tried(result)
+            found.append(evaluate(self.problem, result.events))
+            if result.order is not None and outcome.peak > self.budget and not self.done():
+                found += self.in_turn(cuts, min(self.left(), end - time.monotonic()))
+            if outcome.peak <= self.budget or not cuts.tighten(outcome.events, there=there):
                 break
         return found[-2:]
 
-    def anneal(self, pool: list[Outcome]) -> None:
-        """Anneal from each start, then again and again from the best."""
-        moves = self.moves()
-        starts = {outcome.events: None for outcome in [*pool, self.plain]}
-        ends: list[tuple[int, int, frozenset[Event]]] = []
-        for k, start in enumerate(starts):
-            if not self.done():
-                ends.append(self.round(start, moves, seed=self.seed * 1000 + k, hot=2.0))
-        for k in range(4 + 4 * (self.best is None)):
-            if self.done():
-                break
-            start = self.best.events if self.best is not None else min(ends)[2]
-            hot = 1.0 if k % 2 else 4.0
-            ends.append(self.round(start, moves, seed=self.seed * 1000 + 100 + k, hot=hot))
+    def in_turn(self, cuts: Cuts, seconds: float) -> list[Outcome]:
+        """The schedule of the cut program with the operators in the problem's order."""
+        nodes, slack = (500, SLACK) if self.large else (5_000, 0.0)
+        result = solve_cuts(
+            self.problem,
+            self.budget,
+            sorted(cuts.cuts),
+            nodes=nodes,
+            seconds=max(0.1, seconds),
+            slack=slack,
+            heavy=cuts.heavy,
+        )
+        if result.events is None:
+            return []
+        outcome = evaluate(self.problem, result.events)
+        self.offer(outcome, "cut")
+        return [outcome]
 
-    def moves(self) -> int:
-        """How many moves a round of annealing has."""
-        work = int(_WORK * min(1.0, (self.effort or self.time_limit) / 10))
-        return max(20_000, work // max(len(self.problem.ops), 60) // 8)
-
-    def round(
-        self, start: frozenset[Event], moves: int, *, seed: int, hot: float, method: str = "annealing"
-    ) -> tuple[int, int, frozenset[Event]]:
-        """One round of annealing, in pieces short enough for a deadline and an interrupt."""
-        weight = max(16, self.median * 64)
-        pieces = max(1, moves * len(self.problem.ops) // 12_000_000)
-        cold = hot / 32
-        ratio = (cold / hot) ** (1 / pieces)
-        shift = max(0, sum(max(0, x - self.budget) for x in self.plain.live).bit_length() - 22)
-        events = start
-        excess = cost = 0
-        for piece in range(pieces):
-            if self.done():
-                break
-            high = hot * self.median * ratio**piece
-            result = self.annealer.round(
-                events,
-                self.budget,
-                moves=moves // pieces,
-                seed=seed * 64 + piece,
-                hot=high,
-                cold=high * ratio,
-                weight=weight,
-                shift=shift,
-                known=None if self.best is None else self.best.cost,
-            )
-            events, weight, excess, cost = result.last, result.weight, result.excess, result.last_cost
-            if result.best is not None:
-                self.offer(evaluate(self.problem, result.best), method)
-        return excess, cost, events
+    def tried(self, result: CutResult) -> tuple[Problem, Outcome]:
+        """The schedule of a cut program in the order that it chose."""
+        outcome = evaluate(self.problem, result.events or ())
+        self.offer(outcome, "cut")
+        self.chosen = None
+        if result.order is None:
+            return self.problem, outcome
+        there = in_order(self.problem, result.order)
+        other = evaluate(there, moved(result.order, result.events or ()))
+        self.offer(other, "cut", there)
+        if other.peak < outcome.peak:
+            self.chosen = result.order, result.events or frozenset()
+        return there, other
 
     def found(self) -> Found:
         """The result, or the error that says what would work."""
         if self.best is None:
             raise self.infeasible()
-        solved = self.best.cost - self.bound <= int(_ROUNDING * self.problem.total_time)
+        there = self.there or self.problem
         return Found(
-            self.paused or self.problem,
+            there,
             self.budget,
             self.best.events,
             self.best.cost,
-            min(self.bound, self.best.cost) if not solved else self.best.cost,
+            min(self.bound, self.best.cost),
             self.best.peak,
-            Smallest(self.floor, self.best.peak, self.best.events),
+            Smallest(self.best.peak, self.best.events, there),
+            self.floor,
             self.method,
             time.monotonic() - self.began,
             self.interrupted,
@@ -366,25 +333,8 @@ class _Search:
     def infeasible(self) -> InfeasibleError:
         """What to say where no plan was found."""
         proven = self.impossible or self.budget < self.floor
-        proven = proven or surely_infeasible(
-            self.problem, self.budget, seconds=min(1.0, _PROOF * self.time_limit)
-        )
-        known = self.lowest or smallest_budget(
-            self.problem, time_limit=min(2.0, self.time_limit), seed=self.seed
-        )
-        return refusal(self.problem, self.budget, known, proven=proven)
-
-
-def refusal(problem: Problem, budget: int, known: Smallest, *, proven: bool) -> InfeasibleError:
-    """What to say where no plan was found: the smallest budget for which there is one."""
-    text = "no plan fits" if proven else "no plan was found for"
-    error = InfeasibleError(
-        f"{text} {format_bytes(budget)}; the smallest budget with a known plan is "
-        f"{format_bytes(known.budget)} ({known.budget} bytes)",
-        budget=budget,
-        smallest_budget=known.budget,
-        floor=smallest_conceivable(problem),
-        proven=proven,
-    )
-    error.events = known.events
-    return error
+        if self.relaxation is not None and not proven:
+            seconds = min(1.0, _PROOF * self.time_limit)
+            proven = surely_infeasible(self.problem, self.relaxation, self.budget, seconds=seconds)
+        known = self.lowest or self.smallest(_LOWEST * self.time_limit)
+        return refusal(self.budget, known, floor=self.floor, proven=proven)

@@ -2,7 +2,7 @@
 
 Real operators count from 0 in program order; views are not among them: reading a view is reading its
 storage. Storages that may come and go count from 0 too; leaves are part of ``fixed``. Times are whole
-numbers, ``scale`` of them to a second.
+numbers, ``scale`` of them to a second, rounded down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isclose
+from math import ceil, floor, isclose
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
@@ -23,6 +23,8 @@ __all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
 
 _TOTAL_TIME = 1 << 30
 """What the times of all operators add up to, about, where they have no common unit."""
+_NOISE = 1e-12
+"""How far a product of floating-point numbers may be from the whole number that it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,13 @@ class Problem:
     repeat: tuple[int, ...]
     """What a second run takes: less than the first where it can start from what that one saved."""
     scale: float
+    views: int
+    """What making every view once takes; no operator of the problem is one."""
     workspace: tuple[int, ...]
+    asked: tuple[bool, ...]
+    """Which operators the caller lets run a second time."""
     again: tuple[bool, ...]
-    """Which operators may run a second time."""
+    """Which of them may: a second run changes nothing."""
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     """The storages that a run of the operator allocates, all of them each time."""
@@ -123,7 +129,6 @@ def build_problem(
     workspace_bytes: Sequence[int] = (),
     able: Collection[int] = (),
     again: Collection[int] | None = None,
-    order: Sequence[int] = (),
     short: Mapping[int, float] | None = None,
     fine: bool = False,
 ) -> Problem:
@@ -132,16 +137,13 @@ def build_problem(
     ``able`` names operators that may run in place, ``again`` those that may be run a second time: all by
     default, unless everything after forward is free: running that again would be free as well. An operator
     that updates a tensor in place, or reads one that is updated later, never runs a second time; nor does one
-    that may find a leaf with a new value (``renewed.py``). ``order`` is another order of the operators that
-    are not views. ``short`` are seconds of second runs that start from what the first one saved, which stays
-    for them. With ``fine`` a second has many units even where all operators take a few whole ones: waiting
-    does not.
+    that may find a leaf with a new value (``renewed.py``). ``short`` are seconds of second runs that start
+    from what the first one saved, which stays for them. With ``fine`` a second has many units even where all
+    operators take a few whole ones: waiting does not.
     """
     if not graph.ordered:
         raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
-    return _Builder(
-        graph, seconds, workspace_bytes, frozenset(able), again, order, short or {}, fine
-    ).problem()
+    return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, short or {}, fine).problem()
 
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
@@ -168,7 +170,6 @@ class _Builder:
         workspace: Sequence[int],
         able: frozenset[int],
         again: Collection[int] | None,
-        order: Sequence[int],
         short: Mapping[int, float],
         fine: bool,
     ) -> None:
@@ -178,15 +179,16 @@ class _Builder:
         self.storage = graph.storages()
         self.leaves = {self.storage[k] for k, t in enumerate(graph.tensors) if t.role in RESIDENT_ROLES}
         self.view = [is_view(graph, op, self.storage) for op in graph.ops]
-        self.ops = list(order) or [k for k, view in enumerate(self.view) if not view]
+        self.ops = [k for k, view in enumerate(self.view) if not view]
         self.position = {k: v for v, k in enumerate(self.ops)}
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
         self.short = dict(short)
         self.scale = _scale([*times, *self.short.values()], fine)
-        self.time = [round(t * self.scale) for t in times]
+        self.time = [_units(t * self.scale) for t in times]
         pairs = zip(self.ops, times, strict=True)
-        self.repeat = [round(self.short.get(k, t) * self.scale) for k, t in pairs]
+        self.repeat = [_units(self.short.get(k, t) * self.scale) for k, t in pairs]
+        self.view_seconds = sum(seconds[k] for k, view in enumerate(self.view) if view) if seconds else 0.0
         if again is not None:
             wanted = set(again)
         elif any(self.time[self.split :]) or not any(self.time):
@@ -233,7 +235,9 @@ class _Builder:
             time=tuple(self.time),
             repeat=tuple(self.repeat),
             scale=self.scale,
+            views=ceil(self.view_seconds * self.scale),
             workspace=tuple(workspace),
+            asked=tuple(k in self.wanted for k in self.ops),
             again=tuple(again),
             reads=tuple(reads),
             writes=tuple(writes),
@@ -376,6 +380,11 @@ class _Builder:
         }
 
 
+def _units(time: float) -> int:
+    """Whole units, rounded down: what a schedule is said to take is never more than it takes."""
+    return round(time) if isclose(time, round(time), rel_tol=_NOISE) else floor(time)
+
+
 def _scale(times: Sequence[float], fine: bool) -> float:
     """Whole units a second: a common unit of all times where there is one, else about 2^30 in all.
 
@@ -389,7 +398,7 @@ def _scale(times: Sequence[float], fine: bool) -> float:
     total = sum(positive)
     for unit in (1.0, min(positive)):
         if total / unit <= _TOTAL_TIME and all(
-            round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=1e-9) for t in positive
+            round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=_NOISE) for t in positive
         ):
             return (_TOTAL_TIME * unit // total if fine else 1) / unit
     return _TOTAL_TIME / total

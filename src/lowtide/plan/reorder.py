@@ -1,63 +1,91 @@
-"""Independent operators in another order: whoever lets go of more than it makes runs as soon as it can.
+"""Operators in another order: one that holds less, or one that a search has found.
 
-So gradients and activations are released early. Operators whose order shows in the result stay in place:
-random ones, those that update a tensor, and those that may run only once.
+In the lean order whoever lets go of more than it makes runs as soon as it can, so that gradients and
+activations are released early; whoever makes more than it reads runs as late as it can, such as the gradient
+of a large weight. Operators whose order shows in the result stay in their order
+(:mod:`lowtide.plan.precedence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+from lowtide.plan.precedence import precedence
 from lowtide.plan.problem import Problem
+from lowtide.plan.schedule import Event
 
-__all__ = ["early_order"]
+__all__ = ["in_order", "lean_order", "moved"]
+
+_T = TypeVar("_T")
 
 
-def early_order(problem: Problem) -> list[int]:
-    """The graph's operators of a problem in an order that releases storages early."""
-    graph = problem.graph
-    readers, producer = problem.readers, problem.producer
-    place = {k: v for v, k in enumerate(problem.ops)}
-    storage, writers = graph.storages(), _writers(problem)
+def lean_order(problem: Problem) -> list[int]:
+    """The operators of a problem in an order that releases storages early and takes them late."""
+    planned = precedence(problem).planned
+    readers, sizes = problem.readers, problem.bytes
+    made = [sum(sizes[s] for s in writes) for writes in problem.writes]
     line = list(range(len(problem.ops)))
     for v in range(1, len(line)):
-        if not _movable(problem, v):
-            continue
         dying = {s for s in problem.reads[v] if not problem.kept[s] and readers[s][-1] == v}
-        freed = sum(problem.bytes[s] for s in dying)
-        if freed <= sum(problem.bytes[s] for s in problem.writes[v]) + problem.workspace[v]:
+        if sum(sizes[s] for s in dying) <= made[v] + problem.workspace[v]:
             continue
-        after = [producer[s] for s in problem.reads[v]]
-        after += [r for s in dying for r in readers[s] if r != v]
-        after += [u for t in graph.ops[problem.ops[v]].inputs for u in writers.get(storage[t], ()) if u < v]
-        after += [place[k] for k in graph.ops[problem.ops[v]].after if k in place]
-        after += range(problem.split) if v >= problem.split else ()
-        _hoist(line, v, set(after))
-    return [problem.ops[v] for v in line]
+        after = planned[v]
+        for r in (r for s in dying for r in readers[s] if r != v):
+            after |= 1 << r
+        _hoist(line, v, after)
+    for v in reversed(range(len(line))):
+        if made[v] > sum(sizes[s] for s in problem.reads[v] if not problem.kept[s]):
+            _put_off(line, v, planned, problem.split)
+    return line
 
 
-def _writers(problem: Problem) -> dict[int, list[int]]:
-    """Operators of the problem that make, update or give a view of each storage of the graph."""
-    graph = problem.graph
-    storage = graph.storages()
-    found: dict[int, list[int]] = {}
-    for v, k in enumerate(problem.ops):
-        op = graph.ops[k] if k >= 0 else None
-        for t in (*op.outputs, *(op.inputs[j] for j in op.attributes.get("updates", ()))) if op else ():
-            found.setdefault(storage[t], []).append(v)
-    return found
-
-
-def _movable(problem: Problem, v: int) -> bool:
-    op = problem.graph.ops[problem.ops[v]]
-    fixed = any(op.attributes.get(name) for name in ("random", "once", "updates"))
-    alone = all(problem.producer[s] == v for s in problem.writes[v])
-    return problem.again[v] and alone and not fixed and not set(op.inputs) & set(op.outputs)
-
-
-def _hoist(line: list[int], v: int, after: Collection[int]) -> None:
+def _hoist(line: list[int], v: int, after: int) -> None:
     """Move an operator to right after the last of those it must follow."""
-    at = line.index(v)
-    to = max((k + 1 for k in range(at) if line[k] in after), default=0)
-    if to < at:
-        line.insert(to, line.pop(at))
+    at = to = line.index(v)
+    while to and not after >> line[to - 1] & 1:
+        to -= 1
+    line.insert(to, line.pop(at))
+
+
+def _put_off(line: list[int], v: int, planned: Sequence[int], split: int) -> None:
+    """Move an operator to right before the first that must follow it, in its part of the step."""
+    at = to = line.index(v)
+    while to + 1 < len(line) and not planned[line[to + 1]] >> v & 1 and (line[to + 1] < split) == (v < split):
+        to += 1
+    line.insert(to, line.pop(at))
+
+
+def in_order(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem with its operators in another order, which keeps forward before backward."""
+    place = [0] * len(order)
+    for new, old in enumerate(order):
+        place[old] = new
+
+    def sorted_as(values: Sequence[_T]) -> tuple[_T, ...]:
+        return tuple(values[old] for old in order)
+
+    return replace(
+        problem,
+        ops=sorted_as(problem.ops),
+        time=sorted_as(problem.time),
+        repeat=sorted_as(problem.repeat),
+        workspace=sorted_as(problem.workspace),
+        asked=sorted_as(problem.asked),
+        again=sorted_as(problem.again),
+        reads=sorted_as(problem.reads),
+        writes=sorted_as(problem.writes),
+        over=sorted_as(problem.over),
+        producer=tuple(place[v] if v >= 0 else -1 for v in problem.producer),
+        charges=tuple(
+            replace(c, instant=place[c.instant], op=place[c.op]) if c.op else c for c in problem.charges
+        ),
+        charged=sorted_as(problem.charged),
+    )
+
+
+def moved(order: Sequence[int], events: Iterable[Event]) -> frozenset[Event]:
+    """The events of a problem as those of the same problem in another order."""
+    place = {old: new for new, old in enumerate(order)}
+    return frozenset((place[t], place[v]) for t, v in events)

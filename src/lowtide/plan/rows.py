@@ -13,6 +13,7 @@ from math import inf
 import highspy
 import numpy as np
 
+from lowtide.errors import PlanError
 from lowtide.plan.solver import new_solver, run_solver
 
 __all__ = ["Rows", "Solution"]
@@ -51,10 +52,12 @@ class Rows:
         return len(self.costs) - 1
 
     def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float = inf) -> None:
-        """A sum that is at least ``lower`` and at most ``upper``."""
-        for column, value in terms:
-            self.columns.append(column)
-            self.values.append(value)
+        """A sum that is at least ``lower`` and at most ``upper``; a variable may come in it several times."""
+        summed: dict[int, float] = {}
+        for column, value in terms:  # the solver takes each variable once a row
+            summed[column] = summed.get(column, 0.0) + value
+        self.columns += summed.keys()
+        self.values += summed.values()
         self.starts.append(len(self.columns))
         self.row_lower.append(lower)
         self.row_upper.append(upper)
@@ -98,7 +101,8 @@ class Rows:
         kinds = highspy.HighsVarType
         model.integrality_ = [kinds.kInteger if top <= 1 else kinds.kContinuous for top in self.upper]
         solver = new_solver(threads=1, mip_abs_gap=gap, mip_max_nodes=nodes, time_limit=seconds)
-        solver.passModel(model)
+        if solver.passModel(model) == highspy.HighsStatus.kError:
+            raise PlanError("the solver refuses the cut program: a time or a size is too large")
         if start is not None:
             known = highspy.HighsSolution()
             known.col_value = list(start)

@@ -5,15 +5,18 @@ Recomputation is planned by the portfolio; what may wait on the host besides, by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from lowtide.errors import PlanError
 from lowtide.plan.away import with_offload
+from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.found import Found
 from lowtide.plan.lanes import Link
-from lowtide.plan.portfolio import Progress, recompute, refusal
+from lowtide.plan.portfolio import Progress, recompute
 from lowtide.plan.problem import Problem
+from lowtide.plan.refusal import refusal
+from lowtide.plan.relaxation import relax
 from lowtide.plan.schedule import Event
 from lowtide.plan.smallest import smallest_budget
 
@@ -36,26 +39,50 @@ def search(
     only: Collection[str] = frozenset({"recompute"}),
     link: Link | None = None,
     starts: Iterable[Iterable[Event]] = (),
+    others: Sequence[Sequence[int]] = (),
 ) -> Found:
     """The fastest plan found inside ``budget`` bytes; an InfeasibleError names a budget that works.
 
+    What is proven of it holds for every valid program that uses these means, in any order of the operators.
+
     ``only`` says which means a plan may use: recompute, offload, or both; offload needs the ``link`` to the
-    host. ``starts`` are schedules known already, as from another budget. An interrupt (Ctrl-C) ends the
-    search and gives the best plan so far, if there is one.
+    host. ``starts`` are schedules known already, as from another budget; ``others`` other orders of the
+    operators, tried where time is left. An interrupt (Ctrl-C) ends the search and gives the best plan so far,
+    if there is one.
     """
     unknown = sorted(set(only) - _MEANS)
     if unknown or not only:
         raise PlanError(f"a plan may use recompute, offload or both, not {', '.join(unknown) or 'nothing'}")
     if "recompute" not in only:
-        problem = replace(problem, again=(False,) * len(problem.ops))
+        never = (False,) * len(problem.ops)
+        problem = replace(problem, asked=never, again=never)
+    relaxation = relax(problem)
     if "offload" not in only:
-        return recompute(problem, budget, time_limit=time_limit, seed=seed, progress=progress, starts=starts)
+        return recompute(
+            problem,
+            budget,
+            relaxation,
+            time_limit=time_limit,
+            seed=seed,
+            progress=progress,
+            starts=starts,
+            others=others,
+        )
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
-    best, proven = with_offload(problem, budget, link, time_limit=time_limit, seed=seed, progress=progress)
-    if best is None:
-        known = smallest_budget(problem, time_limit=_LOWEST * time_limit, seed=seed)
-        if known.budget <= budget:
-            return recompute(problem, budget, time_limit=_LAST * time_limit, seed=seed, starts=[known.events])
-        raise refusal(problem, budget, known, proven=proven)
-    return best
+    floor = smallest_conceivable(relaxation, offload=True)
+    best, bound, proven = with_offload(
+        problem, budget, link, relaxation, time_limit=time_limit, seed=seed, progress=progress
+    )
+    if best is not None:
+        return replace(best, floor=floor)
+    known = smallest_budget(
+        problem, time_limit=_LOWEST * time_limit, seed=seed, effort=time_limit, enough=budget
+    )
+    if known.budget > budget:
+        raise refusal(budget, known, floor=floor, proven=proven or budget < floor)
+    last = recompute(
+        problem, budget, relaxation, time_limit=_LAST * time_limit, seed=seed, starts=[known.events]
+    )
+    # its own bound is that of recomputation alone
+    return replace(last, bound=min(bound, last.cost), floor=floor)

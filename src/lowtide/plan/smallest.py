@@ -1,4 +1,4 @@
-"""The smallest budget: what no schedule can go below, and the smallest for which there is one."""
+"""The smallest budget for which a schedule is known, in one order of the operators."""
 
 from __future__ import annotations
 
@@ -6,40 +6,45 @@ import time
 from dataclasses import dataclass
 
 from lowtide.plan.anneal import Annealer
-from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.greedy import greedy
 from lowtide.plan.problem import Problem, median_time
 from lowtide.plan.schedule import Event, Outcome, evaluate
 
-__all__ = ["Smallest", "smallest_budget"]
+__all__ = ["Smallest", "lowest_in_order", "smallest_budget"]
 
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
     """How far memory can be lowered."""
 
-    floor: int
-    """No schedule needs less: the largest working set of one operator beside what stays anyway."""
     budget: int
     """The smallest budget for which a schedule is known."""
     events: frozenset[Event]
     """That schedule."""
+    problem: Problem
+    """The problem that it is a schedule of."""
 
 
-def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0) -> Smallest:
-    """The schedule with the lowest peak that could be found, whatever it costs."""
+def smallest_budget(
+    problem: Problem, *, time_limit: float = 5.0, seed: int = 0, effort: float = 1.0, enough: int = 0
+) -> Smallest:
+    """The schedule with the lowest peak that could be found in the problem's order, whatever it costs.
+
+    What is tried depends on the seed and on ``effort``, up to 1; the time limit only ends it, as does a peak
+    of ``enough``. So what was found once is found again in as much time.
+    """
     end = time.monotonic() + time_limit
-    floor = smallest_conceivable(problem)
+    floor = lowest_in_order(problem)
     annealer = Annealer(problem)
     best = evaluate(problem, ())
     for start in (_for_each_use(problem), greedy(problem, floor), greedy(problem, floor + floor // 10)):
         best = min(best, evaluate(problem, start), key=_peak)
     plain = evaluate(problem, ())
-    moves = max(10_000, int(12_000_000 * min(1.0, time_limit)) // max(1, len(problem.ops)))
+    moves = max(10_000, int(12_000_000 * min(1.0, effort)) // max(1, len(problem.ops)))
     fraction, misses, took = 0.3, 0, 0.0
     for k in range(40):
         began = time.monotonic()
-        if best.peak <= floor or began + took > end or misses >= 8:
+        if best.peak <= max(floor, enough) or began + took > end or misses >= 8:
             break
         target = min(best.peak - 1, int(best.peak - (best.peak - floor) * fraction))
         found = _aim(annealer, best if k % 2 else plain, target, moves, seed + k, bold=k % 4 < 2)
@@ -49,7 +54,26 @@ def smallest_budget(problem: Problem, *, time_limit: float = 5.0, seed: int = 0)
         else:
             misses += 1
             fraction /= 2 if misses % 2 == 0 else 1
-    return Smallest(floor, best.peak, best.events)
+    return Smallest(best.peak, best.events, problem)
+
+
+def lowest_in_order(problem: Problem) -> int:
+    """No schedule in the problem's order needs less: the largest working set beside what stays anyway."""
+    last = {s: max(readers, default=-1) for s, readers in enumerate(problem.readers)}
+    held = {s for s, p in enumerate(problem.producer) if p < 0 and last[s] >= 0}
+    staying = sum(problem.bytes[s] for s in held)
+    most = problem.resident
+    for op, (reads, writes) in enumerate(zip(problem.reads, problem.writes, strict=True)):
+        own = {*reads, *writes} - held
+        need = problem.fixed[op] + problem.workspace[op] + staying + sum(problem.bytes[s] for s in own)
+        if problem.over[op] >= 0:
+            need -= problem.bytes[problem.over[op]]
+        most = max(most, need)
+        new = {s for s in writes if problem.kept[s]}
+        gone = {s for s in held if problem.producer[s] < 0 and last[s] == op}
+        staying += sum(problem.bytes[s] for s in new) - sum(problem.bytes[s] for s in gone)
+        held = (held | new) - gone
+    return most
 
 
 def _peak(outcome: Outcome) -> tuple[int, int]:

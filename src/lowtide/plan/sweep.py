@@ -12,7 +12,7 @@ from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
 from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
-from lowtide.plan.plan import Decisions, Plan, Side
+from lowtide.plan.plan import Decisions, HoldsFor, Plan, Side
 
 __all__ = ["SHARES", "Point", "Sweep", "sweep"]
 
@@ -43,6 +43,8 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No plan exists below, as far as is proven."""
     cost: str
     only: tuple[str, ...]
+    holds_for: HoldsFor = HoldsFor.NOTHING
+    """The programs that bounds and floor are proven for; files of earlier versions do not say it."""
     interrupted: bool = False
     """Whether Ctrl-C ended it: smaller budgets were not tried."""
     lowtide: Literal["sweep"] = "sweep"
@@ -97,7 +99,11 @@ def sweep(
                 smallest, floor = error.smallest_budget, error.floor
                 break
         if smallest is not None and (not plans or smallest < plans[-1].budget_bytes):
-            plan_for(Budget(bytes=smallest))
+            try:
+                plan_for(Budget(bytes=smallest))
+            except InfeasibleError:  # its plan is known, and was not found again in time
+                if not plans:
+                    raise
     except KeyboardInterrupt:
         interrupted = True
         if not plans:
@@ -109,6 +115,7 @@ def sweep(
         points=tuple(points),
         smallest_budget_bytes=known if smallest is None else min(known, smallest),
         floor_bytes=floor,
+        holds_for=plans[0].bound.holds_for,
         cost=costs.origin,
         only=tuple(plans[0].only),
         interrupted=interrupted,

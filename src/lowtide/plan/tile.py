@@ -19,7 +19,7 @@ from lowtide.plan.lanes import Link
 from lowtide.plan.make import Costs, make_plan
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout, store_all
-from lowtide.plan.plan import Bound, Plan, Side
+from lowtide.plan.plan import Bound, HoldsFor, Plan, Side
 from lowtide.plan.portfolio import Progress
 from lowtide.plan.program import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.simulate import inside_bytes, simulate
@@ -158,7 +158,7 @@ def plan_loop(
         outer,
         plain=plain,
         overhead=planned / plain.seconds - 1 if plain.seconds else 0.0,
-        bound=Bound(0.0, -1.0),
+        bound=Bound(0.0, -1.0, HoldsFor.NOTHING),
         gap=1.0,
         smallest_budget_bytes=min(outer.predicted.peak_bytes, outer.smallest_budget_bytes),
         decisions=msgspec.structs.replace(told.decisions, tiles=len(boxes)),
@@ -227,9 +227,7 @@ def _refuse_large(graph: Graph, loops: Sequence[int], workspace: Sequence[int], 
         least = resident + workspace[loop]
         least += sum(allocated_bytes(tensor) for tensor in there if tensor.role not in RESIDENT_ROLES)
         if least > budget:
-            raise InfeasibleError(
-                "a tile is too large", budget=budget, smallest_budget=least, floor=least, proven=True
-            )
+            raise InfeasibleError("a tile is too large", budget=budget, smallest_budget=least, floor=0)
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
