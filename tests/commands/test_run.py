@@ -276,12 +276,12 @@ def test_state_of_an_optimiser_may_leave(tmp_path, monkeypatch):
 
 
 LOOPS = [
-    ({"cut": ["nope"]}, "not all of ('nope',) are there"),
-    ({"tiles": []}, "there are no tiles of the axes"),
-    ({"tiles": [{"body": 0, "over": {"lo": [0], "hi": [1]}}]}, "is no part of the axes that are cut"),
+    ({"cut": ["nope"]}, "a tensor that forward makes, and 'nope' is none"),
+    ({"tiles": []}, "it has no tiles"),
+    ({"tiles": [{"body": 0, "over": {"lo": [0], "hi": [1]}}]}, "is no part of axes of (1, 1, 4, 4)"),
     (
         {"tiles": [{"body": 0, "over": {"lo": [0, 0, 0, 0], "hi": [1, 1, 4, 5]}}]},
-        "[0:1, 0:1, 0:4, 0:5] is no part of the axes that are cut, 1x1x4x4",
+        "[0:1, 0:1, 0:4, 0:5], which is no part of axes of (1, 1, 4, 4)",
     ),
     ({"end": "nope"}, "here is none of that name"),
     ({"tiles": [{"body": 7, "over": {"lo": [0, 0, 0, 0], "hi": [1, 1, 4, 4]}}]}, "turns body 7"),
@@ -299,7 +299,7 @@ def test_a_damaged_loop_is_refused(change, message, tmp_path, capsys):
     assert message in said
 
 
-@pytest.mark.parametrize(("kind", "message"), [("run", "without its tiles"), ("loop", "it is no loop")])
+@pytest.mark.parametrize(("kind", "message"), [("run", "without a loop"), ("loop", "stands for none")])
 def test_a_loop_and_an_operator_are_told_apart(kind, message, tmp_path):
     program = json.loads(document("loop"))
     forward = program["forward"]

@@ -11,8 +11,10 @@ import lowtide
 from lowtide.errors import PlanError
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.loops import _Turn
 from lowtide.execute.planning import Kept
 from lowtide.execute.tiling import with_loop
+from lowtide.execute.witness import Watched
 from lowtide.plan.check_rules import Rule
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.plain import offload_all, recompute_all, store_all
@@ -287,13 +289,11 @@ def test_a_program_from_a_planner_of_the_users_is_checked():
 
 def test_random_operators_run_again_inside_a_body_draw_the_same():
     """A body keeps random states as a step does."""
-    from lowtide.execute.loops import _Turn
-
     step = subject("rows")
     joint = step.joint
     results = []
     for planner in (store_all, recompute_all):
-        turn = _Turn(joint, planner(joint.graph))
+        turn = _Turn(joint, planner(joint.graph), Watched())
         torch.manual_seed(3)
         values = [value.clone() for value in step.values]
         with torch.no_grad():

@@ -198,7 +198,7 @@ def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
         "fit": functools.partial(lowtide.fit, function),
     }[way]
     for _ in range(2):  # the second time too, though warnings are shown once
-        with pytest.raises(CaptureError, match="cannot be captured as one graph") as caught:
+        with pytest.raises(CaptureError, match="cannot be captured as one graph|depends on values") as caught:
             run(*arguments)
         assert str(caught.value).startswith(f"{__file__}:{line_of(function, text)}: ")
 
@@ -206,7 +206,7 @@ def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
 def test_a_fault_of_ours_while_torch_traces_is_no_capture_error(monkeypatch):
     monkeypatch.setattr("lowtide.execute.backend.as_eager", None)
     with pytest.raises(TypeError, match="'NoneType'"):
-        compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))
+        compiled(lambda model, x: model(x).exp().sum())(nn.Linear(3, 2), torch.randn(4, 3))
 
 
 def test_with_fullgraph_torch_explains_itself():

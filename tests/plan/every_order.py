@@ -179,7 +179,7 @@ class EveryOrder:
     def _over(self, k):
         op = self.graph.ops[k]
         source, made = self.root[op.inputs[0]], op.outputs[0]
-        if self.leaf[source] or source in self.stay or op.inputs[0] in self.stay_tensors:
+        if self.leaf[source] or source in self.given | self.stay or op.inputs[0] in self.stay_tensors:
             return None
         return source if self.size[source] == self.graph.tensors[made].bytes else None
 

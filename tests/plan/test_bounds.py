@@ -116,16 +116,6 @@ def made_again_before_it_is_updated():
     return replace(graph, attributes={}), Program(lines), (0, 0, 20, 0)
 
 
-def two_makers():
-    """A tensor is written anew where its first value has been dropped."""
-    graph = step(
-        [1, 10, 1, 1],
-        [(F, (0,), (1,)), (F, (1,), (2,)), (F, (2,), (1,)), (F, (1,), (3,))],
-        roles={0: Role.INPUT},
-    )
-    return graph, Program((Run(0), Run(1), Drop((1,)), Run(2), Drop((2,)), Run(3))), ()
-
-
 def a_view_that_nobody_reads():
     """An operator that only gives a view, of two storages it reads, does not run at all."""
     graph = step(
@@ -137,18 +127,10 @@ def a_view_that_nobody_reads():
     return graph, Program((Run(0), Drop((1,)), Run(1))), ()
 
 
-def given_and_never_read():
-    """A tensor from outside that nobody reads is dropped at once."""
-    graph = step([1, 10, 10, 1], [(F, (0,), (2,)), (F, (2,), (3,))], roles={0: Role.INPUT, 1: Role.GRADIENT})
-    return graph, Program((Drop((1,)), Run(0), Run(1))), (0, 0)
-
-
 WITNESSES = [
     gradient_through_a_view,
     made_again_before_it_is_updated,
-    two_makers,
     a_view_that_nobody_reads,
-    given_and_never_read,
 ]
 
 

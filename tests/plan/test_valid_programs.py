@@ -302,9 +302,10 @@ def test_a_loop_that_draws_random_numbers_keeps_its_place_and_runs_once():
     [("updates", [7]), ("updates", 0), ("axes", [-1]), ("axes", "x"), ("short", [1]), ("short", [True])],
 )
 def test_attributes_that_list_nothing_are_refused(name, value):
-    wrong = replace(PLAIN, ops=(replace(PLAIN.ops[0], attributes={name: value}), *PLAIN.ops[1:]))
+    graph = looped() if name == "axes" else PLAIN
+    wrong = replace(graph, ops=(replace(graph.ops[0], attributes={name: value}), *graph.ops[1:]))
     with pytest.raises(PlanError) as refused:
-        check(wrong, program(PLAIN, "f, g | dg, df"))
+        check(wrong, turned() if name == "axes" else program(PLAIN, "f, g | dg, df"))
     assert refused.value.rule == Rule.GRAPH
 
 

@@ -1,4 +1,4 @@
-"""Says whether boxes that somebody wrote down are parts of what is cut, before anything is made from them."""
+"""Boxes of what is cut: whether those that somebody wrote down are parts of it; where one is in another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
 
-__all__ = ["refuse_others"]
+__all__ = ["inside", "refuse_others"]
 
 
 def refuse_others(boxes: Sequence[Rect], shape: Sequence[int], of: str) -> None:
@@ -18,3 +18,12 @@ def refuse_others(boxes: Sequence[Rect], shape: Sequence[int], of: str) -> None:
     for box in boxes:
         if box.ndim != whole.ndim or box.empty or not whole.contains(box):
             raise CaptureError(f"a tile of {box} is no part of {of}, {'x'.join(map(str, shape))}")
+
+
+def inside(box: Rect, part: Rect) -> tuple[slice, ...]:
+    """Where a box is in a part of a tensor, as far as it is."""
+    common = box.intersect(part)
+    pairs = ((lo - place, hi - place) for (lo, hi), place in zip(common, part.lo, strict=True))
+    return tuple(
+        slice(min(lo, length), min(hi, length)) for (lo, hi), length in zip(pairs, part.shape, strict=True)
+    )

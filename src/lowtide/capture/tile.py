@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.alike import Reads, form
+from lowtide.capture.boxes import inside
 from lowtide.capture.builder import Call
 from lowtide.capture.differentiate import (
     Change,
@@ -296,7 +297,7 @@ class Tiling:
         if total is not None:
             examples.append(Example((), (), self.joint.values[self.result].dtype, self.device, False))
             leaves.append(Leaf("total", Role.INPUT))
-        kept = () if own is None else _inside(own[1], needed[own[0]])
+        kept = () if own is None else inside(own[1], needed[own[0]])
         key = half, str(target), tuple(examples), str(kept)
         if half == "forward":
             places = ()
@@ -377,15 +378,6 @@ class Tiling:
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
-
-
-def _inside(box: Rect, part: Rect) -> tuple[slice, ...]:
-    """Where a box is in a part of a tensor, as far as it is."""
-    inside = box.intersect(part)
-    pairs = ((lo - place, hi - place) for (lo, hi), place in zip(inside, part.lo, strict=True))
-    return tuple(
-        slice(min(lo, length), min(hi, length)) for (lo, hi), length in zip(pairs, part.shape, strict=True)
-    )
 
 
 def values_read(graph: Graph, op: Op) -> set[int]:

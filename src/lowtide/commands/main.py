@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         say(f"Error: {error}", err=True)
         sys.exit(EXIT_INFEASIBLE)
     except BudgetError as error:
-        click.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         sys.exit(EXIT_OVER_BUDGET)
     except LowtideError as error:
         say(f"Error: {error}", err=True)

@@ -193,7 +193,7 @@ def _compiled(
     inputs: Sequence[Any],
     program: Callable[[Joint], Program],
     watch: Watch,
-    state: State,
+    state: State = tuple,
 ) -> Callable[..., Any]:
     """The function for these inputs' shapes."""
     made: list[Interpreter] = []

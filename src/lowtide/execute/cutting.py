@@ -29,9 +29,10 @@ from lowtide.execute.room import Room
 from lowtide.execute.witness import Witness
 from lowtide.graph import LOOP, Rect
 from lowtide.plan.make import Costs
+from lowtide.plan.plain import store_all
 from lowtide.plan.tile import Inside, TileStep
 
-__all__ = ["Cutter", "Way", "around"]
+__all__ = ["Cutter", "Way", "around", "watch_tiles"]
 
 Values = Callable[[], list[torch.Tensor]]
 """Gives what goes into a loop, made when it is asked for: most of it may be large."""
@@ -229,6 +230,20 @@ def _values(whole: Joint, loop: int, arguments: Sequence[Any]) -> list[torch.Ten
     given = {t: value for t, value in zip(whole.inputs, arguments, strict=bool(arguments)) if t is not None}
     given |= whole.constants
     return [given[t] if t in given else zeros(whole.values[t]) for t in whole.graph.ops[loop].inputs]
+
+
+def watch_tiles(whole: Joint, arguments: Sequence[Any], witness: Witness) -> None:
+    """Run a tile of each body, and of those inside, before a witness; nothing is kept."""
+    for at, op in enumerate(whole.graph.ops):
+        if op.kind != LOOP:
+            continue
+        region: Region | Half = whole.calls[at].target
+        values = _values(whole, at, arguments)
+        for number, body in enumerate(region.bodies):
+            if any(inner.kind == LOOP for inner in body.graph.ops):
+                watch_tiles(body, (), witness)
+            else:
+                run_body(region, number, store_all(body.graph), values, None, witness)
 
 
 def around(whole: Joint, kind: str) -> Costs:

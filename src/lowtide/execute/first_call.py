@@ -21,6 +21,7 @@ from lowtide.capture.layouts import Layouts, fake_arguments
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.exhausted import ran_out
 from lowtide.execute.interpreter import Interpreter
+from lowtide.execute.tiling import cut_as_it_runs, has_loop
 from lowtide.execute.travel import bring_back
 from lowtide.execute.trial import Outcome, stepped
 from lowtide.execute.witness import Witness
@@ -147,7 +148,17 @@ class Unplanned(FirstCall):
         return ready
 
     def _as_captured(self, arguments: Sequence[Any], witness: Witness) -> bool:
-        """Whether the step runs as it was captured, by the plain program."""
+        """Whether the step, by the plain program, and its tiles run as they were captured."""
         made: list[Interpreter] = []
         plain = self.compiled(arguments, lambda joint: store_all(joint.graph), made.append)
-        return not made or self.rehearsed(plain, made[-1], arguments, witness)
+        if not made:
+            return True
+        if not self.rehearsed(plain, made[-1], arguments, witness):
+            return False
+        joint = made[-1].joint
+        program = self._program(joint)
+        if not has_loop(program):
+            return True
+        before = witness.learned
+        cut_as_it_runs(joint, program, arguments, witness)
+        return witness.learned == before

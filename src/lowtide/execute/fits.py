@@ -16,7 +16,7 @@ from lowtide.plan.check_rules import Rule, broken
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.program import Body, Loop, Program, Run
 
-__all__ = ["refuse_invalid"]
+__all__ = ["refuse_invalid", "refuse_others"]
 
 
 def refuse_invalid(
@@ -28,11 +28,11 @@ def refuse_invalid(
     step is that of a tile.
     """
     check(with_state(joint.graph, state), program, offload=tuple(MOVABLE), inside=inside)
-    _refuse_others(joint, program)
+    refuse_others(joint, program)
 
 
-def _refuse_others(joint: Joint, program: Program) -> None:
-    """Refuse tiles that were captured differently, and operators in place that have no such form."""
+def refuse_others(joint: Joint, program: Program) -> None:
+    """Raise a PlanError for tiles captured differently, and for operators that have no form in place."""
     place = 0
     try:
         for place, line in enumerate(program.instructions):  # noqa: B007  it is told where it ended
@@ -51,16 +51,16 @@ def _refuse_tiles(region: Any, loop: Loop, bodies: Sequence[Body]) -> None:
     numbers = {id(joint): region.first + k for k, joint in enumerate(region.bodies)}
     seen: set[int] = set()
     for tile, planned in zip(region.tiles, loop.tiles, strict=True):
-        body = bodies[planned.body]
-        if numbers[id(tile.joint)] != planned.body:
-            raise broken(Rule.SAME_STEP, f"tile {tile.over} has body {planned.body}, which is another's")
+        if numbers[id(tile.joint)] != planned.body or planned.body >= len(bodies):
+            raise broken(Rule.SAME_STEP, f"tile {tile.over} has body {planned.body}, which is not its own")
         if planned.body in seen:
             continue
         seen.add(planned.body)
+        body = bodies[planned.body]
         if body.graph != tile.joint.graph:
             raise broken(
                 Rule.SAME_STEP,
                 "a tile was captured differently than it was planned for: plan again, and without tiles "
                 "(only='recompute,offload') if that does not help",
             )
-        _refuse_others(tile.joint, body.program)
+        refuse_others(tile.joint, body.program)

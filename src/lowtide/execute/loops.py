@@ -138,10 +138,10 @@ def run_body(
     number: int,
     program: Program,
     values: Sequence[torch.Tensor],
-    marker: Marker,
+    marker: Marker | None,
     witness: Witness | None = None,
 ) -> None:
-    """Run one tile of a body with a marker, as its operators are measured; nothing is kept.
+    """Run one tile of a body, with a marker where its operators are measured; nothing is kept.
 
     A ``witness`` holds what its operators give against the capture.
     """

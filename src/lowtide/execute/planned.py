@@ -21,7 +21,7 @@ from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint, warn_interrupted
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of, with_state
-from lowtide.execute.tiling import in_tiles, loop_of, with_loop
+from lowtide.execute.tiling import cut_as_it_runs, in_tiles, loop_of
 from lowtide.execute.travel import bring_back, may_leave
 from lowtide.execute.trial import no_trace
 from lowtide.execute.verify import Verification
@@ -163,7 +163,7 @@ class Planned(FirstCall):
         settings = self._settings
         refused: InfeasibleError | None = None
         whole: Plan | None = None
-        kept = self._kept(joint, room, state, pinned) if "tile" in settings.only else None
+        kept = self._kept(joint, room, arguments, state, pinned) if "tile" in settings.only else None
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
@@ -206,11 +206,22 @@ class Planned(FirstCall):
             kept.store(tiled)
         return tiled
 
-    def _kept(self, joint: Joint, room: Room, state: Sequence[torch.Tensor], pinned: Sequence[int]) -> Kept:
+    def _kept(
+        self,
+        joint: Joint,
+        room: Room,
+        arguments: Sequence[Any],
+        state: Sequence[torch.Tensor],
+        pinned: Sequence[int],
+    ) -> Kept:
         """A plan in tiles that was made before."""
         settings = self._settings
         free = room.free_bytes() if settings.budget.auto else None
         beside = room.beside_bytes()
+
+        def whole(plan: Plan) -> Joint:
+            return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts))
+
         return Kept(
             with_state(joint.graph, state),
             frozenset(),
@@ -218,7 +229,7 @@ class Planned(FirstCall):
             device_of(joint.graph),
             (beside, free),
             pinned,
-            lambda plan: with_loop(joint, plan.program),
+            whole,
             state,
         )
 

@@ -13,12 +13,14 @@ from lowtide.capture.loop import looped
 from lowtide.capture.nested import Inner
 from lowtide.capture.owned import Owned
 from lowtide.capture.tile import Tiling
-from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.attempts import Search
-from lowtide.execute.cutting import Cutter
+from lowtide.execute.cutting import Cutter, watch_tiles
+from lowtide.execute.fits import refuse_others
 from lowtide.execute.planning import Settings
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
+from lowtide.execute.witness import Witness
 from lowtide.graph import Rect
 from lowtide.plan.check_rules import Rule, broken
 from lowtide.plan.check_tiles import wrong_boxes
@@ -27,7 +29,10 @@ from lowtide.plan.program import Loop, Program
 from lowtide.plan.tile import least_bytes
 from lowtide.units import format_bytes
 
-__all__ = ["has_loop", "in_tiles", "loop_of", "with_loop"]
+__all__ = ["cut_as_it_runs", "has_loop", "in_tiles", "loop_of", "with_loop"]
+
+_CUTS = 8
+"""A step is cut so many times at most: what is learned shows what else is to be learned."""
 
 
 def loop_of(program: Program) -> Loop | None:
@@ -61,6 +66,25 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     except CaptureError as error:
         said = f"the step cannot be cut into the tiles of the program: {error}; plan again for this step"
         raise broken(Rule.SAME_STEP, said) from error
+
+
+def cut_as_it_runs(joint: Joint, program: Program, arguments: Sequence[Any], witness: Witness) -> Joint:
+    """The captured step as a Program with loops runs it, whose tiles give what was captured of them.
+
+    A Program that was made before is of tiles as they really lie in memory, which another process does not
+    know yet. Where they are not those of the Program, a tile of each body runs before the step is cut again.
+    """
+    for _ in range(_CUTS):
+        whole = with_loop(joint, program)
+        try:
+            refuse_others(whole, program)
+        except PlanError:
+            before = witness.learned
+            watch_tiles(whole, arguments, witness)
+            if witness.learned > before:
+                continue
+        break
+    return whole
 
 
 def _refuse_boxes(boxes: Sequence[Rect], axes: Sequence[int]) -> None:

@@ -33,9 +33,10 @@ def random_again(graph: Graph, program: Program) -> set[int]:
 
 
 def beside_bytes(facts: Facts, program: Program) -> int:
-    """Scalars of autograd on CUDA, and old values of leaves that backward reads after an update."""
+    """Scalars of autograd, and old values of leaves that backward reads after an update."""
     graph = facts.graph
-    cuda = any(op.phase is not Phase.FORWARD and op.device.startswith("cuda") for op in graph.ops)
+    behind = {op.device.partition(":")[0] for op in graph.ops if op.phase is not Phase.FORWARD}
+    scalar = CUDA_GRANULE if "cuda" in behind else 8 if "cpu" in behind else 0
     updated = set(graph.attributes.get("updated", ()))
     old: set[int] = set()
     for line in program.backward:
@@ -44,4 +45,4 @@ def beside_bytes(facts: Facts, program: Program) -> int:
             passed = {op.inputs[k] for k in op.attributes.get("updates", ())}
             reads = set(op.reads) - passed
             old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
-    return (4 * CUDA_GRANULE if cuda else 0) + sum(facts.size[t] for t in old)
+    return 4 * scalar + sum(facts.size[t] for t in old)

@@ -9,24 +9,26 @@ from math import ceil, inf
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Timeline
+from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
+from lowtide.plan.decisions import decisions_of
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.infeasible import explained
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import movable, streamed, with_absences
 from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plain import kept_throughout, store_all
-from lowtide.plan.plan import Bound, Decisions, HoldsFor, Plan, Side
+from lowtide.plan.plain import store_all
+from lowtide.plan.plan import Bound, HoldsFor, Plan, Side
 from lowtide.plan.problem import Problem, build_problem
-from lowtide.plan.program import Program, Run, Send
-from lowtide.plan.relaxation import skippable
+from lowtide.plan.program import Program
+from lowtide.plan.relaxation import relax, skippable
 from lowtide.plan.reorder import in_order, lean_order
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
 from lowtide.plan.short import with_joined
 from lowtide.plan.simulate import simulate
-from lowtide.plan.smallest import smallest_budget
+from lowtide.plan.smallest import Smallest, smallest_budget
 from lowtide.units import format_bytes
 
 __all__ = ["Costs", "make_plan", "plain_peak"]
@@ -103,12 +105,13 @@ def make_plan(
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
     asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
-    chosen = _sets(graph, movable(graph, offload, pinned))
-    tried: list[_Tried] = []
+    stored = peak <= size  # whatever a search would find is no faster
+    chosen = [] if stored else _sets(graph, movable(graph, offload, pinned))
+    tried = [_stored(problem, costs, asked)] if stored else []
+    bound = 0
     refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
     for leaves in chosen:
         there = streamed(problem, leaves, crossing=crossing) if leaves else problem
-        bound = 0
         try:
             found = search(
                 there,
@@ -168,6 +171,25 @@ class _Tried:
     found: Found
     program: Program
     seconds: float
+
+
+def _stored(problem: Problem, costs: Costs, asked: _Asked) -> _Tried:
+    """The program that stores everything, which fits."""
+    program = with_in_place(problem.graph, store_all(problem.graph), asked.able)
+    peak = asked.plain_peak - asked.beside
+    found = Found(
+        problem=problem,
+        budget=asked.budget - asked.beside,
+        events=frozenset(),
+        cost=0,
+        bound=0,
+        peak=peak,
+        smallest=Smallest(peak, frozenset(), problem),
+        floor=smallest_conceivable(relax(problem), offload="offload" in asked.only),
+        method="plain",
+        solve_seconds=0.0,
+    )
+    return _Tried(problem, found, program, sum(costs.seconds))
 
 
 def _with_leaves_away(
@@ -330,7 +352,7 @@ def _plan(
         bound=Bound(bound, (bound - everything) / base, holds_for),
         gap=_gap(planned, bound),
         smallest_budget_bytes=min(found.smallest.budget, timeline.peak_bytes) + beside,
-        decisions=_decisions(graph, program),
+        decisions=decisions_of(graph, program),
         solve_seconds=found.solve_seconds,
         checked=True,
         method=found.method,
@@ -355,27 +377,3 @@ def _gap(planned: float, bound: float) -> float:
     """What may be left to gain, as a share of the planned time; rounding is none."""
     left = max(0.0, planned - bound)
     return left / planned if left > _ROUNDING * planned else 0.0
-
-
-def _decisions(graph: Graph, program: Program) -> Decisions:
-    """What became of the storages that forward makes and backward reads, and of leaves that may leave."""
-    storage = graph.storages()
-    leaves = {k for k, tensor in enumerate(graph.tensors) if tensor.role in RESIDENT_ROLES}
-    kept = {storage[t] for t in kept_throughout(graph)}
-    forward = {storage[t] for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs}
-    later = {storage[t] for op in graph.ops if op.phase is not Phase.FORWARD for t in op.reads}
-    asked = (forward & later) - kept
-    again = {
-        storage[t]
-        for line in program.backward
-        if isinstance(line, Run) and graph.ops[line.op].phase is Phase.FORWARD
-        for t in graph.ops[line.op].outputs
-    }
-    sent = {storage[line.tensor] for line in program.instructions if isinstance(line, Send)}
-    in_place = sum(isinstance(line, Run) and line.in_place is not None for line in program.instructions)
-    return Decisions(
-        kept=len(asked - again - sent),
-        recomputed=len((asked & again) - sent),
-        offloaded=len(asked & sent) + len(leaves & sent),
-        in_place=in_place,
-    )

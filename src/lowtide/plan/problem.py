@@ -14,10 +14,10 @@ from math import ceil, floor, isclose
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
-from lowtide.plan.memory import CUDA_BLOCK_BYTES, allocated_bytes, saved_for
+from lowtide.plan.memory import allocated_bytes, saved_for
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.renewed import leaf_updates, reads_new
-from lowtide.plan.simulate import AUTOGRAD_BLOCKS, RANDOM_STATE_BYTES, kept_to_restore, on_cuda
+from lowtide.plan.simulate import RANDOM_STATE_BYTES, autograd_bytes, kept_to_restore
 
 __all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
 
@@ -322,8 +322,8 @@ class _Builder:
 
     def _resident(self) -> int:
         leaves = (t for t in self.graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
-        scalars = AUTOGRAD_BLOCKS * CUDA_BLOCK_BYTES if on_cuda(self.graph) else 0
-        return sum(allocated_bytes(t) for t in leaves) + self._never_touched() + scalars
+        beside = autograd_bytes(self.graph)
+        return sum(allocated_bytes(t) for t in leaves) + self._never_touched() + beside
 
     def _charges(self, resident: int) -> tuple[list[int], list[Charge], list[tuple[int, ...]]]:
         graph = self.graph

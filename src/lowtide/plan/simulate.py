@@ -14,10 +14,12 @@ from lowtide.plan.lanes import Lanes, Link
 from lowtide.plan.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
 from lowtide.plan.program import Body, Drop, Fetch, Loop, Program, Run, Send
 
-__all__ = ["AUTOGRAD_BLOCKS", "RANDOM_STATE_BYTES", "inside_bytes", "kept_to_restore", "on_cuda", "simulate"]
+__all__ = ["RANDOM_STATE_BYTES", "autograd_bytes", "inside_bytes", "kept_to_restore", "simulate"]
 
-AUTOGRAD_BLOCKS = 4
+_SCALARS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
+_SCALAR_BYTES = 8
+"""What one takes on the host at most."""
 RANDOM_STATE_BYTES = 5056
 """The state of torch's generator on the CPU; that of a CUDA device is kept on the host."""
 
@@ -41,7 +43,7 @@ def simulate(
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
-    memory.live += AUTOGRAD_BLOCKS * CUDA_BLOCK_BYTES if on_cuda(graph) else 0
+    memory.live += autograd_bytes(graph)
     live: list[int] = []
     extra: list[int] = []
     took: list[float] = []
@@ -105,9 +107,12 @@ def _moves_leaves(memory: Memory, program: Program) -> bool:
     return any(memory.is_leaf(t) for t in sent if 0 <= t < len(memory.graph.tensors))
 
 
-def on_cuda(graph: Graph) -> bool:
-    """Whether backward runs on a CUDA device."""
-    return any(op.device.startswith("cuda") and op.phase is not Phase.FORWARD for op in graph.ops)
+def autograd_bytes(graph: Graph) -> int:
+    """What autograd keeps beside a program that runs on a device; a document may say nothing of one."""
+    devices = {op.device for op in graph.ops if op.phase is not Phase.FORWARD}
+    if any(device.startswith("cuda") for device in devices):
+        return _SCALARS * CUDA_BLOCK_BYTES
+    return _SCALARS * _SCALAR_BYTES if "cpu" in devices else 0
 
 
 def _states(graph: Graph, program: Program) -> set[int]:
