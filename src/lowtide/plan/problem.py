@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, isclose
+from math import ceil
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
 from lowtide.plan.memory import allocated_bytes, saved_for
 from lowtide.plan.plain import kept_throughout
 from lowtide.plan.renewed import leaf_updates, reads_new
+from lowtide.plan.scale import scale_of, whole_units
 from lowtide.plan.simulate import RANDOM_STATE_BYTES, autograd_bytes, kept_to_restore
 
 __all__ = ["Charge", "Problem", "build_problem", "is_view", "median_time"]
-
-_TOTAL_TIME = 1 << 30
-"""What the times of all operators add up to, about, where they have no common unit."""
-_NOISE = 1e-12
-"""How far a product of floating-point numbers may be from the whole number that it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +180,10 @@ class _Builder:
         self.split = sum(graph.ops[k].phase is Phase.FORWARD for k in self.ops)
         times = [float(seconds[k]) if seconds else 1.0 for k in self.ops]
         self.short = dict(short)
-        self.scale = _scale([*times, *self.short.values()], fine)
-        self.time = [_units(t * self.scale) for t in times]
+        self.scale = scale_of([*times, *self.short.values()], fine)
+        self.time = [whole_units(t * self.scale) for t in times]
         pairs = zip(self.ops, times, strict=True)
-        self.repeat = [_units(self.short.get(k, t) * self.scale) for k, t in pairs]
+        self.repeat = [whole_units(self.short.get(k, t) * self.scale) for k, t in pairs]
         self.view_seconds = sum(seconds[k] for k, view in enumerate(self.view) if view) if seconds else 0.0
         if again is not None:
             wanted = set(again)
@@ -378,27 +374,3 @@ class _Builder:
             for t in self.sources(r)[1]
             if t in updated or self.graph.tensors[t].role is Role.BUFFER
         }
-
-
-def _units(time: float) -> int:
-    """Whole units, rounded down: what a schedule is said to take is never more than it takes."""
-    return round(time) if isclose(time, round(time), rel_tol=_NOISE) else floor(time)
-
-
-def _scale(times: Sequence[float], fine: bool) -> float:
-    """Whole units a second: a common unit of all times where there is one, else about 2^30 in all.
-
-    Where times are to be fine, a common unit is split into as many.
-    """
-    if any(t < 0 or t != t for t in times):
-        raise PlanError("an operator takes less than no time: costs must be 0 seconds or more")
-    positive = [t for t in times if t > 0]
-    if not positive:
-        return 1.0
-    total = sum(positive)
-    for unit in (1.0, min(positive)):
-        if total / unit <= _TOTAL_TIME and all(
-            round(t / unit) > 0 and isclose(t / unit, round(t / unit), rel_tol=_NOISE) for t in positive
-        ):
-            return (_TOTAL_TIME * unit // total if fine else 1) / unit
-    return _TOTAL_TIME / total
