@@ -18,6 +18,7 @@ import torch._functorch.config
 import torch._inductor.config
 from torch._C import DispatchKey
 
+from lowtide.capture.autocast import cast_once
 from lowtide.capture.in_place_calls import InPlaceCalls
 from lowtide.capture.layouts import Layouts
 from lowtide.capture.library import define
@@ -104,6 +105,7 @@ def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
         torch._inductor.config.patch(fallback_random=True),
         torch._functorch.config.patch(donated_buffer=False),
         InPlaceCalls(layouts or Layouts()),
+        cast_once(),
     ):
         hidden = [
             (op, key, op.py_kernels.pop(key)) for op in _operators() for key in _KEYS if key in op.py_kernels
