@@ -20,7 +20,7 @@ from typing import Any
 
 from lowtide.documents import read_document
 from lowtide.files import write_atomically
-from lowtide.plan.make import Costs
+from lowtide.plan.costs import Costs
 from lowtide.plan.plan import Plan
 from lowtide.plan.sweep import Sweep, sweep
 

@@ -38,8 +38,9 @@ from lowtide.execute.compare import compare
 from lowtide.files import write_atomically
 from lowtide.graph import Graph
 from lowtide.plan.budget import parse_budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import Plan
 from lowtide.zoo.base import Built
 from lowtide.zoo.unet import IGNORED

@@ -21,10 +21,11 @@ from lowtide.graph import Phase
 from lowtide.plan.bounds import chained, smallest_conceivable, surely_infeasible
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.cut import solve_cuts
 from lowtide.plan.lanes import Link
 from lowtide.plan.lower import lower
-from lowtide.plan.make import Costs, make_plan, plain_peak
+from lowtide.plan.make import make_plan, plain_peak
 from lowtide.plan.offload import Trip, with_trips
 from lowtide.plan.plan import HoldsFor
 from lowtide.plan.problem import build_problem

@@ -25,8 +25,8 @@ from lowtide.errors import LowtideError
 from lowtide.execute.in_place import able_in_place
 from lowtide.graph import LOOP
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.in_place import with_in_place
-from lowtide.plan.make import Costs
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Loop, Run

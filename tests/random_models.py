@@ -365,7 +365,7 @@ def random_step(number: int) -> Step:
     def whole(model: nn.Module, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = model(x)
-        return loss(y.to(dtype), t)
+        return loss(y.to(x.dtype), t)
 
     def result(model: nn.Module, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return model(x)

@@ -16,7 +16,8 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.probe import environment
 from lowtide.cost.step import Step
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.costs import Costs
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import Plan
 
 DEVICE = Device(Environment("a device", "cpu"), {"float32": 1e9}, 1e9, 1e-6, 1 << 30)

@@ -7,9 +7,10 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, Graph, Op, Phase, Rect, Role, Tensor, validate
 from lowtide.plan.budget import Budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plain import offload_all, recompute_all, store_all
 from lowtide.plan.program import Body, Loop, Program, Run, Tile
 from lowtide.plan.simulate import inside_bytes

@@ -14,7 +14,8 @@ from lowtide.errors import PlanError
 from lowtide.execute.backend import compile_with
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check import check
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.costs import Costs
+from lowtide.plan.make import make_plan
 from lowtide.plan.program import Program, Run
 from lowtide.plan.short import JOINED, short_seconds
 from tests.cost.steps import Captured

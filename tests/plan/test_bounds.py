@@ -8,9 +8,10 @@ from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.cut import solve_cuts
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import HoldsFor
 from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send

@@ -16,7 +16,8 @@ from lowtide.plan import make as making
 from lowtide.plan.bounds import smallest_conceivable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.costs import Costs
+from lowtide.plan.make import make_plan
 from lowtide.plan.problem import build_problem
 from lowtide.plan.relaxation import relax
 from lowtide.plan.schedule import evaluate

@@ -6,9 +6,10 @@ from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import movable, parse_offload, streamed, with_absences
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plain import store_all
 from lowtide.plan.problem import build_problem
 from lowtide.plan.program import Drop, Fetch, Program, Run, Send

@@ -5,8 +5,9 @@ import pytest
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.lower import lower
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.offload import hurried, trips, with_trips
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.problem import build_problem

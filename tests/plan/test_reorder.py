@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.lower import lower
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plain import store_all
 from lowtide.plan.precedence import bits, by_rank, precedence
 from lowtide.plan.problem import build_problem

@@ -13,10 +13,11 @@ from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan import annealing, infeasible
 from lowtide.plan.bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.budget import Budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.exact import exact
 from lowtide.plan.greedy import greedy
 from lowtide.plan.in_place import pointwise
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.pauses import as_events, with_pauses
 from lowtide.plan.problem import build_problem
 from lowtide.plan.relaxation import relax

@@ -20,7 +20,7 @@ from lowtide.execute.planning import Settings
 from lowtide.execute.room import Room
 from lowtide.graph import Rect
 from lowtide.plan.check import check
-from lowtide.plan.make import Costs
+from lowtide.plan.costs import Costs
 from lowtide.plan.plain import offload_all, recompute_all
 from lowtide.plan.plan import Side
 from lowtide.plan.program import Loop, Program, Run

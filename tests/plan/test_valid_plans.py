@@ -11,8 +11,9 @@ from lowtide.errors import PlanError
 from lowtide.graph import LOOP, Rect
 from lowtide.plan.budget import Budget
 from lowtide.plan.check_rules import Rule
+from lowtide.plan.costs import Costs
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import Bound, Plan, Side
 from lowtide.plan.tile import TileStep, plan_loop
 from lowtide.plan.valid import valid_plan

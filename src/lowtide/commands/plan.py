@@ -28,10 +28,11 @@ from lowtide.formats.registry import read_file
 from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.in_place import pointwise
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import Plan, by_means
 from lowtide.plan.short import short_seconds
 from lowtide.plan.sweep import Point, Sweep, sweep

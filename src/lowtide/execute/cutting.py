@@ -28,7 +28,7 @@ from lowtide.execute.planning import Settings, costs_of, device_of, measurable
 from lowtide.execute.room import Room
 from lowtide.execute.witness import Witness
 from lowtide.graph import LOOP, Rect
-from lowtide.plan.make import Costs
+from lowtide.plan.costs import Costs
 from lowtide.plan.plain import store_all
 from lowtide.plan.tile import Inside, TileStep
 

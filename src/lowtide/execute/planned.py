@@ -18,7 +18,15 @@ from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.exhausted import while_measuring
 from lowtide.execute.first_call import Compile, FirstCall
 from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planning import Kept, Settings, device_of, measurable, plan_joint, warn_interrupted
+from lowtide.execute.planning import (
+    Kept,
+    Settings,
+    costs_of,
+    device_of,
+    measurable,
+    plan_joint,
+    warn_interrupted,
+)
 from lowtide.execute.room import Room
 from lowtide.execute.state import layout, state_of, with_state
 from lowtide.execute.tiling import cut_as_it_runs, in_tiles, loop_of
@@ -29,6 +37,7 @@ from lowtide.execute.witness import Witness
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan, Side
 from lowtide.plan.program import Program
+from lowtide.plan.simulate import simulate
 from lowtide.units import format_seconds
 
 __all__ = ["Planned", "Rehearsal", "Rehearsed"]
@@ -41,6 +50,8 @@ _TILES = 0.38
 """Of the time limit, for tiles at least."""
 _ALL = 0.95
 """Of the time limit, for both: what has begun may take a little longer."""
+_PLANS = 3
+"""Tiles are planned so many times at most, until what is around them is known to fit."""
 _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
 
@@ -80,6 +91,8 @@ class Planned(FirstCall):
         self._planned_for: Hashable = ()
         self._fits = True
         """Whether the step can be run to measure it."""
+        self._to_keep: tuple[Kept, Plan] | None = None
+        """A new plan in tiles, and where to put it."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -120,7 +133,6 @@ class Planned(FirstCall):
             return None
         pinned = _pinned(joint, arguments, state)
         tiles_alone = "tile" in self._settings.only and not self._fits
-        plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -131,7 +143,12 @@ class Planned(FirstCall):
             interpreter.plan = plan
             made.append(interpreter)
 
-        ready = self.compiled(arguments, planned, promise)
+        for _ in range(_PLANS):
+            plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
+            ready = self.compiled(arguments, planned, promise)
+            if self._holds(plan, ready, made[-1], arguments, witness):
+                break
+        self._keep()
         if self._seen is not None:
             self._seen(plan)
         if self._verified(plan, room):
@@ -141,6 +158,42 @@ class Planned(FirstCall):
             seen = self._fits and loop_of(plan.program) is None
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
+
+    def _holds(
+        self,
+        plan: Plan,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+    ) -> bool:
+        """Whether a plan in tiles fits with what operators around its loops are now seen to need.
+
+        Some of them run for the first time: behind a loop, tensors lie in memory otherwise. What they need
+        was estimated, and is known from here on.
+        """
+        joint = interpreter.joint
+        if loop_of(plan.program) is None or plan.cost != "measured" or self._to_keep is None:
+            return True
+
+        def run(marker: Marker) -> None:
+            interpreter.marker = marker
+            try:
+                self.rehearsed(function, interpreter, arguments, witness)
+            finally:
+                interpreter.marker = None
+
+        costs = costs_of(joint.graph, [call.target for call in joint.calls], device_of(joint.graph), run)
+        workspace = [max(pair) for pair in zip(costs.workspace_bytes, plan.workspace_bytes, strict=True)]
+        taken = simulate(plan.graph, plan.program, workspace_bytes=workspace).peak_bytes + plan.beside_bytes
+        return taken <= plan.budget_bytes
+
+    def _keep(self) -> None:
+        """Put a new plan in tiles into the cache, once it is known to hold."""
+        if self._to_keep is not None:
+            kept, plan = self._to_keep
+            kept.store(plan)
+            self._to_keep = None
 
     def _verified(self, plan: Plan, room: Room) -> bool:
         """Whether the first step is compared with eager PyTorch, for which that must fit into the device."""
@@ -161,6 +214,7 @@ class Planned(FirstCall):
         ``run`` is None where the step can only run in tiles: the whole of it is estimated then.
         """
         settings = self._settings
+        self._to_keep = None
         refused: InfeasibleError | None = None
         whole: Plan | None = None
         kept = self._kept(joint, room, arguments, state, pinned) if "tile" in settings.only else None
@@ -203,7 +257,7 @@ class Planned(FirstCall):
         if tiled.interrupted:
             warn_interrupted()
         elif kept is not None:
-            kept.store(tiled)
+            self._to_keep = kept, tiled
         return tiled
 
     def _kept(

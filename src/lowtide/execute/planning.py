@@ -31,9 +31,10 @@ from lowtide.execute.room import Room
 from lowtide.execute.state import check_optimizer, with_state
 from lowtide.graph import Graph, Phase
 from lowtide.plan.budget import Budget, parse_budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.lanes import Link
 from lowtide.plan.leaves import parse_offload
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Plan
 from lowtide.plan.program import Program

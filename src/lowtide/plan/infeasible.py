@@ -44,7 +44,7 @@ def explained(
     smallest = error.known
     if not isinstance(smallest, Smallest):
         smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
-    known = min(smallest.budget, error.smallest_budget) + beside
+    known = error.smallest_budget + beside
     floor = max(error.floor + beside, budget + 1 if error.proven else 0)
     program = with_in_place(graph, lower(smallest.problem, smallest.events), able)
     rows = at_peak(graph, program, problem.workspace_of_graph)

@@ -3,61 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from math import inf
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Timeline
-from lowtide.plan.bounds import smallest_conceivable
+from lowtide.graph import Graph, Role
 from lowtide.plan.budget import Budget
 from lowtide.plan.check import check
+from lowtide.plan.costs import Costs
 from lowtide.plan.decisions import decisions_of
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.infeasible import explained
 from lowtide.plan.lanes import Link
-from lowtide.plan.leaves import movable, streamed, with_absences
-from lowtide.plan.memory import Memory, allocated_bytes
+from lowtide.plan.leaves import movable, streamed
+from lowtide.plan.memory import Memory
 from lowtide.plan.plain import store_all
 from lowtide.plan.plan import Bound, HoldsFor, Plan, Side
 from lowtide.plan.problem import Problem, build_problem
 from lowtide.plan.program import Program
-from lowtide.plan.relaxation import relax, skippable
+from lowtide.plan.relaxation import skippable
 from lowtide.plan.reorder import in_order, lean_order
 from lowtide.plan.schedule import evaluate
 from lowtide.plan.search import Found, Progress, search
-from lowtide.plan.short import with_joined
 from lowtide.plan.simulate import simulate
-from lowtide.plan.smallest import Smallest, smallest_budget
+from lowtide.plan.smallest import smallest_budget
+from lowtide.plan.tried import Asked, Tried, at_the_end, at_the_lowest, played, stored, with_leaves_away
 from lowtide.units import format_bytes
 
-__all__ = ["Costs", "make_plan", "plain_peak"]
+__all__ = ["make_plan", "plain_peak"]
 
 
 _ROUNDING = 1e-6
 """A plan that takes so much more than its bound, as a share of the step, is called optimal."""
 _SUMMING = 1e-9
 """What adding up seconds may be wrong by, as a share of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What operators take, and where the figures come from."""
-
-    seconds: tuple[float, ...]
-    workspace_bytes: tuple[int, ...] = ()
-    origin: str = "measured"
-    forward_only: bool = False
-    """Whether overhead is told against forward alone, as unit costs do: backward is free there."""
-    short: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of second runs that start from what the first one saved, by operator."""
-    disturbed: int = 0
-    """How many operators were measured while the machine was busy."""
-
-    def plain_seconds(self, graph: Graph) -> float:
-        """The time that overhead is told against."""
-        ops = enumerate(graph.ops)
-        return sum(self.seconds[k] for k, op in ops if not self.forward_only or op.phase is Phase.FORWARD)
 
 
 def plain_peak(graph: Graph, costs: Costs, able: Collection[int] = ()) -> int:
@@ -104,11 +84,18 @@ def make_plan(
     holds_for = _holds_for(problem, only)
     peak = plain_peak(graph, costs, able) + beside_bytes
     size = budget.resolve(peak, free_bytes)
-    asked = _Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
-    stored = peak <= size  # whatever a search would find is no faster
-    chosen = [] if stored else _sets(graph, movable(graph, offload, pinned))
-    tried = [_stored(problem, costs, asked)] if stored else []
+    asked = Asked(size, peak, tuple(only), beside_bytes, tuple(sorted(able)), link, tuple(offload))
+    fits = peak <= size  # whatever a search would find is no faster
+    chosen = [] if fits else _sets(graph, movable(graph, offload, pinned))
+    tried = [stored(problem, costs, asked)] if fits else []
     bound = 0
+
+    def lowest(there: Problem, error: InfeasibleError, leaves: tuple[int, ...]) -> Tried:
+        if not leaves:
+            raise error
+        effort = time_limit / len(chosen)
+        return at_the_lowest(there, costs, error, leaves, asked, crossing=crossing, effort=effort, seed=seed)
+
     refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
     for leaves in chosen:
         there = streamed(problem, leaves, crossing=crossing) if leaves else problem
@@ -125,9 +112,12 @@ def make_plan(
             )
             if leaves == chosen[-1]:  # only where all of them may leave the bound holds for any plan
                 bound = found.bound
-            tried.append(_with_leaves_away(there, costs, found, leaves, asked, crossing=crossing))
+            tried.append(with_leaves_away(there, costs, found, leaves, asked, crossing=crossing))
         except InfeasibleError as error:
-            refused.append((there, error, leaves))
+            try:
+                tried.append(lowest(there, error, leaves))
+            except InfeasibleError as last:
+                refused.append((there, last, leaves))
         except MemoryError as error:
             raise PlanError("the host has no memory left to search for a plan in; free some") from error
         if tried and tried[-1].found.interrupted:
@@ -150,115 +140,17 @@ def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([(), state, leaves]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a plan was made for."""
-
-    budget: int
-    plain_peak: int
-    only: tuple[str, ...]
-    beside: int
-    able: tuple[int, ...]
-    link: Link | None
-    offload: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """A program inside the budget, with what it takes."""
-
-    problem: Problem
-    found: Found
-    program: Program
-    seconds: float
-
-
-def _stored(problem: Problem, costs: Costs, asked: _Asked) -> _Tried:
-    """The program that stores everything, which fits."""
-    program = with_in_place(problem.graph, store_all(problem.graph), asked.able)
-    peak = asked.plain_peak - asked.beside
-    found = Found(
-        problem=problem,
-        budget=asked.budget - asked.beside,
-        events=frozenset(),
-        cost=0,
-        bound=0,
-        peak=peak,
-        smallest=Smallest(peak, frozenset(), problem),
-        floor=smallest_conceivable(relax(problem), offload="offload" in asked.only),
-        method="plain",
-        solve_seconds=0.0,
-    )
-    return _Tried(problem, found, program, sum(costs.seconds))
-
-
-def _with_leaves_away(
-    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], asked: _Asked, *, crossing: bool
-) -> _Tried:
-    """The program that was found, with leaves away where that is what keeps it inside the budget."""
-    graph = problem.graph
-    budget, workspace = asked.budget - asked.beside, costs.workspace_bytes
-    program = with_in_place(graph, found.program, asked.able)
-    program = with_joined(graph, program, costs.short) if costs.short else program
-    if leaves:
-        program = with_absences(
-            graph,
-            program,
-            leaves,
-            budget,
-            workspace_bytes=workspace,
-            seconds=costs.seconds,
-            short=costs.short,
-            link=asked.link,
-            crossing=crossing,
-        )
-    timeline = _played(graph, costs, program, asked.link)
-    if timeline.peak_bytes > budget:
-        floor = _at_the_end(problem)
-        raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
-    seconds = sum(timeline.seconds)
-    if leaves:
-        waited = (seconds - sum(costs.seconds)) * found.problem.scale * (1 - 1e-9)
-        smallest = max(found.smallest.budget, _at_the_end(problem))
-        found = replace(
-            found,
-            cost=max(found.cost, ceil(waited)),
-            method=f"{found.method}, leaves away",
-            smallest=replace(found.smallest, budget=smallest),
-        )
-    return _Tried(problem, found, program, seconds)
-
-
-def _played(graph: Graph, costs: Costs, program: Program, link: Link | None) -> Timeline:
-    return simulate(
-        graph,
-        program,
-        workspace_bytes=costs.workspace_bytes,
-        seconds=costs.seconds,
-        short=costs.short,
-        link=link,
-    )
-
-
-def _at_the_end(problem: Problem) -> int:
-    """Bytes when the step ends: leaves, all of them back, gradients and results."""
-    back = problem.graph.tensors
-    leaves = sum(allocated_bytes(t) for t in back if t.role in RESIDENT_ROLES and t.alias is None)
-    kept = zip(problem.bytes, problem.kept, strict=True)
-    return leaves + sum(size for size, stays in kept if stays)
-
-
 def _refused(
     there: Problem,
     error: InfeasibleError,
     leaves: tuple[int, ...],
-    asked: _Asked,
+    asked: Asked,
     tiled: bool,
     time_limit: float,
     holds_for: HoldsFor,
 ) -> InfeasibleError:
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
-    end = _at_the_end(there) + asked.beside
+    end = at_the_end(there) + asked.beside
     told = explained(
         there,
         error,
@@ -319,15 +211,15 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
         better = smallest_budget(problem, time_limit=seconds, seed=seed)
     except KeyboardInterrupt:
         return replace(found, interrupted=True)
-    better = replace(better, budget=max(better.budget, _at_the_end(problem)))
+    better = replace(better, budget=max(better.budget, at_the_end(problem)))
     return replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
 
 
 def _plan(
-    graph: Graph, costs: Costs, found: Found, program: Program, asked: _Asked, holds_for: HoldsFor
+    graph: Graph, costs: Costs, found: Found, program: Program, asked: Asked, holds_for: HoldsFor
 ) -> Plan:
     workspace, beside = costs.workspace_bytes, asked.beside
-    timeline = _played(graph, costs, program, asked.link)
+    timeline = played(graph, costs, program, asked.link)
     check(
         graph,
         program,

@@ -10,8 +10,9 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.plan import Decisions, HoldsFor, Plan, Side
 
 __all__ = ["SHARES", "Point", "Sweep", "sweep"]

@@ -14,9 +14,10 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Rect
 from lowtide.plan.budget import Budget
+from lowtide.plan.costs import Costs
 from lowtide.plan.in_place import with_in_place
 from lowtide.plan.lanes import Link
-from lowtide.plan.make import Costs, make_plan
+from lowtide.plan.make import make_plan
 from lowtide.plan.memory import Memory, allocated_bytes
 from lowtide.plan.plain import kept_throughout, store_all
 from lowtide.plan.plan import Bound, HoldsFor, Plan, Side

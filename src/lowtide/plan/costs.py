@@ -1,0 +1,30 @@
+"""Costs: what the operators of a step take, as a planner is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lowtide.graph import Graph, Phase
+
+__all__ = ["Costs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What operators take, and where the figures come from."""
+
+    seconds: tuple[float, ...]
+    workspace_bytes: tuple[int, ...] = ()
+    origin: str = "measured"
+    forward_only: bool = False
+    """Whether overhead is told against forward alone, as unit costs do: backward is free there."""
+    short: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of second runs that start from what the first one saved, by operator."""
+    disturbed: int = 0
+    """How many operators were measured while the machine was busy."""
+
+    def plain_seconds(self, graph: Graph) -> float:
+        """The time that overhead is told against."""
+        ops = enumerate(graph.ops)
+        return sum(self.seconds[k] for k, op in ops if not self.forward_only or op.phase is Phase.FORWARD)
