@@ -279,6 +279,7 @@ def main() -> None:
             wrong += found["WRONG"]
             for problem in problems:
                 sys.stdout.write(f"{problem}\n")
+                sys.stdout.flush()
             if done % 8 == 0 or done == len(parts):
                 took = time.perf_counter() - start
                 sys.stdout.write(f"{sum(total.values())} cases, {took:.0f} s: {dict(total.most_common())}\n")
