@@ -96,7 +96,8 @@ class Turning:
         expected = region.came[-1] if region.came else _ones(region.loss)
         for tile, turn in zip(region.tiles, self.turns, strict=True):
             part = turn(_arguments(region, tile, values, total, into), expected)
-            loss = part if loss is None else loss.add_(part)
+            loss = part.clone() if loss is None else loss.add_(part)  # a part may lie on a larger storage
+            del part
         assert loss is not None
         return [loss, expected, *made]
 
