@@ -7,7 +7,7 @@ MUTATIONS ?= 100000
 CASES ?= 2000
 TORCH ?= 2.13.0
 
-.PHONY: demo test setup lint fuzz fuzz-plans bench clean
+.PHONY: demo test setup lint fuzz fuzz-models fuzz-plans bench clean
 
 setup: $(READY)
 
@@ -34,6 +34,9 @@ lint: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS)
 	$(BIN)/python -m tests.fuzz_commands --mutations $$(($(MUTATIONS) / 20))
+
+fuzz-models: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz_models --cases $(CASES)
 
 fuzz-plans: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz_plans --cases $(CASES)

@@ -16,7 +16,7 @@ from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role
 from lowtide.plan.memory import allocated_bytes, saved_for
 from lowtide.plan.plain import kept_throughout
-from lowtide.plan.renewed import leaf_updates, reads_new
+from lowtide.plan.renewed import updated_leaves
 from lowtide.plan.scale import scale_of, whole_units
 from lowtide.plan.simulate import RANDOM_STATE_BYTES, autograd_bytes, kept_to_restore
 
@@ -204,7 +204,7 @@ class _Builder:
         number, producer, owner, rewritten = self._storages()
         reads, writes, again, workspace = [], [], [], []
         last_write = {s: max(w) for s, w in rewritten.items()}
-        changes = leaf_updates(graph, self.ops, storage, self.leaves)
+        renewed = updated_leaves(graph, storage, self.leaves)
         for v, k in enumerate(self.ops):
             op = graph.ops[k]
             touched = {s for t in op.reads for s in self.sources(t)[0]}
@@ -217,7 +217,7 @@ class _Builder:
                 late
                 or bool(op.attributes.get("once"))
                 or any(s in rewritten or s in self.pinned for s in made)
-                or reads_new(v, self._leaves_read(op), changes, self.split, len(self.ops))
+                or bool(renewed & self._leaves_read(op))
             )
             again.append(k in self.wanted and bool(made) and not late)
             extra = int(self.given_workspace[k]) if self.given_workspace else 0
