@@ -24,6 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 
 import torch
 from torch import nn
@@ -38,6 +39,8 @@ STEPS = 3
 BUDGETS = ("100%", "100%", "85%", "70%", "55%", "40%", "smallest")
 METHODS = ("auto", "auto", "recompute", "recompute,offload", "recompute,tile", "recompute,offload,tile")
 _RATE = 1e-2
+_PART = 100
+"""So many cases one process works on."""
 _TIMES = 16
 """In tiles, values may be so many times further from float64 than those of eager."""
 _LEAST = 64
@@ -244,20 +247,79 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _work(numbers: list[int]) -> tuple[Counter[str], list[str]]:
-    """Some cases in a process of their own: how they ended, and what went wrong."""
-    found, wrong = Counter[str](), list[str]()
+def _work(numbers: list[int], told: Connection) -> None:
+    """Some cases in a process of their own: tells each number, how it ended, and what went wrong."""
     with quietly():
         for number in numbers:
+            told.send((number, "", ""))
             try:
-                found += survive([number])
+                told.send((number, *survive([number]), ""))
             except WrongError as error:
-                wrong.append(str(error))
-                found["WRONG"] += 1
+                said = [str(error)]
                 if not isinstance(error.__cause__, WrongError):
-                    wrong.append("".join(traceback.format_exception(error.__cause__)[-3:]))
+                    said += traceback.format_exception(error.__cause__)[-3:]
+                told.send((number, "WRONG", "\n".join(said)))
             gc.collect()
-    return found, wrong
+
+
+def _eager(number: int) -> None:
+    """The first step of a case by eager PyTorch alone."""
+    with quietly():
+        step = case(number).step
+        stepped(step, step.build(), step.loss, step.batch())
+
+
+class _Worker:
+    """A process that works on some cases, and may die of one."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.left, self.at, self.done = list(numbers), -1, False
+        context = multiprocessing.get_context("spawn")
+        self.told, other = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(numbers, other), daemon=True)
+        self.process.start()
+        other.close()
+
+    def results(self) -> Iterator[tuple[int, str, str]]:
+        """What it has told since; at the end, that it died."""
+        try:
+            while self.told.poll():
+                number, ended, problem = self.told.recv()
+                self.at = number
+                if ended:
+                    self.left.remove(number)
+                    yield number, ended, problem
+        except EOFError:
+            self.done = True
+            self.process.join()
+            if self.process.exitcode and self.at in self.left:
+                self.left.remove(self.at)
+                yield self.at, *_died(self.at, self.process.exitcode)
+
+
+def _died(number: int, code: int) -> tuple[str, str]:
+    """Why a process died of a case: eager PyTorch itself may do so."""
+    alone = multiprocessing.get_context("spawn").Process(target=_eager, args=(number,))
+    alone.start()
+    alone.join()
+    if alone.exitcode is not None and alone.exitcode < 0:
+        return "refused by eager", ""
+    return "WRONG", f"case {number} ended the process with {code} ({described(number)})"
+
+
+def run(numbers: list[int], jobs: int) -> Iterator[tuple[int, str, str]]:
+    """Each case as it ends: its number, how it ended, what went wrong."""
+    parts = [numbers[k : k + _PART] for k in range(0, len(numbers), _PART)]
+    working: list[_Worker] = []
+    while parts or working:
+        while parts and len(working) < jobs:
+            working.append(_Worker(parts.pop(0)))
+        wait([worker.told for worker in working])
+        for worker in working:
+            yield from worker.results()
+            if worker.done and worker.left:
+                parts.insert(0, worker.left)
+        working = [worker for worker in working if not worker.done]
 
 
 def main() -> None:
@@ -271,21 +333,18 @@ def main() -> None:
         with quietly():
             sys.stdout.write(f"{described(options.only)}\n{dict(survive([options.only]))}\n")
         return
-    start, total, wrong = time.perf_counter(), Counter[str](), 0
+    start, total = time.perf_counter(), Counter[str]()
     numbers = list(range(options.seed, options.seed + options.cases))
-    parts = [numbers[k : k + 25] for k in range(0, len(numbers), 25)]
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4) as pool:
-        for done, (found, problems) in enumerate(pool.imap_unordered(_work, parts), 1):
-            total += found
-            wrong += found["WRONG"]
-            for problem in problems:
-                sys.stdout.write(f"{problem}\n")
-                sys.stdout.flush()
-            if done % 8 == 0 or done == len(parts):
-                took = time.perf_counter() - start
-                sys.stdout.write(f"{sum(total.values())} cases, {took:.0f} s: {dict(total.most_common())}\n")
-                sys.stdout.flush()
-    sys.exit(1 if wrong else 0)
+    for _, ended, problem in run(numbers, options.jobs):
+        total[ended] += 1
+        done = sum(total.values())
+        if problem:
+            sys.stdout.write(f"{problem}\n")
+        if done % 100 == 0 or done == len(numbers):
+            took = time.perf_counter() - start
+            sys.stdout.write(f"{done} cases, {took:.0f} s: {dict(total.most_common())}\n")
+        sys.stdout.flush()
+    sys.exit(1 if total["WRONG"] else 0)
 
 
 if __name__ == "__main__":
