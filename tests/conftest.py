@@ -1,4 +1,5 @@
 import math
+import os
 import signal
 from pathlib import Path
 
@@ -6,6 +7,8 @@ import pytest
 
 from lowtide.cost import samples
 
+# without this torch may count more for a block on a GPU than was asked for
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import traceback
@@ -67,10 +68,15 @@ for command in (demo, show, top, diff, convert, formats, profile, doctor, run, p
     cli.add_command(command)
 
 
+_ALLOCATOR = "expandable_segments:True"
+"""For torch, before it is imported: it may count up to 1 MiB more for a block that it reuses without this."""
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     if arguments is None:
         _behave_like_a_filter()
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR)
     try:
         cli.main(
             args=None if arguments is None else list(arguments), prog_name="lowtide", standalone_mode=False
