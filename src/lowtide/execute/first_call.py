@@ -160,5 +160,5 @@ class Unplanned(FirstCall):
         if not has_loop(program):
             return True
         before = witness.learned
-        cut_as_it_runs(joint, program, arguments, witness)
+        cut_as_it_runs(joint, program, arguments, witness, self._state())
         return witness.learned == before

@@ -16,7 +16,7 @@ from lowtide.plan.check_rules import Rule, broken
 from lowtide.plan.leaves import MOVABLE
 from lowtide.plan.program import Body, Loop, Program, Run
 
-__all__ = ["refuse_invalid", "refuse_others"]
+__all__ = ["refuse_invalid"]
 
 
 def refuse_invalid(
@@ -28,10 +28,10 @@ def refuse_invalid(
     step is that of a tile.
     """
     check(with_state(joint.graph, state), program, offload=tuple(MOVABLE), inside=inside)
-    refuse_others(joint, program)
+    _refuse_others(joint, program)
 
 
-def refuse_others(joint: Joint, program: Program) -> None:
+def _refuse_others(joint: Joint, program: Program) -> None:
     """Raise a PlanError for tiles captured differently, and for operators that have no form in place."""
     place = 0
     try:
@@ -63,4 +63,4 @@ def _refuse_tiles(region: Any, loop: Loop, bodies: Sequence[Body]) -> None:
                 "a tile was captured differently than it was planned for: plan again, and without tiles "
                 "(only='recompute,offload') if that does not help",
             )
-        refuse_others(tile.joint, body.program)
+        _refuse_others(tile.joint, body.program)

@@ -274,7 +274,7 @@ class Planned(FirstCall):
         beside = room.beside_bytes()
 
         def whole(plan: Plan) -> Joint:
-            return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts))
+            return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts), state)
 
         return Kept(
             with_state(joint.graph, state),

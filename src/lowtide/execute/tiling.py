@@ -16,7 +16,7 @@ from lowtide.capture.tile import Tiling
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.attempts import Search
 from lowtide.execute.cutting import Cutter, watch_tiles
-from lowtide.execute.fits import refuse_others
+from lowtide.execute.fits import refuse_invalid
 from lowtide.execute.planning import Settings
 from lowtide.execute.room import Room
 from lowtide.execute.state import with_state
@@ -68,16 +68,23 @@ def with_loop(joint: Joint, program: Program) -> Joint:
         raise broken(Rule.SAME_STEP, said) from error
 
 
-def cut_as_it_runs(joint: Joint, program: Program, arguments: Sequence[Any], witness: Witness) -> Joint:
+def cut_as_it_runs(
+    joint: Joint,
+    program: Program,
+    arguments: Sequence[Any],
+    witness: Witness,
+    state: Sequence[torch.Tensor] = (),
+) -> Joint:
     """The captured step as a Program with loops runs it, whose tiles give what was captured of them.
 
     A Program that was made before is of tiles as they really lie in memory, which another process does not
     know yet. Where they are not those of the Program, a tile of each body runs before the step is cut again.
+    ``state`` is that of an optimiser.
     """
     for _ in range(_CUTS):
         whole = with_loop(joint, program)
         try:
-            refuse_others(whole, program)
+            refuse_invalid(whole, program, state)
         except PlanError:
             before = witness.learned
             watch_tiles(whole, arguments, witness)
