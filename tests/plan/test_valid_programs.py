@@ -10,7 +10,8 @@ from lowtide.errors import PlanError
 from lowtide.graph import LOOP, Rect
 from lowtide.plan.check import check
 from lowtide.plan.check_rules import Rule
-from lowtide.plan.program import Body, Drop, Loop, Program, Run, Tile
+from lowtide.plan.plain import offload_all
+from lowtide.plan.program import Body, Drop, Loop, Program, Run, Send, Tile
 from tests.plan.written import program, step
 from tests.symbolic import WrongError, runs_right
 
@@ -356,3 +357,20 @@ def test_every_rule_has_its_line_and_its_number():
         Rule.GRAPH,
         Rule.BUDGET,
     }  # tests of their own
+
+
+def test_what_lies_on_the_host_anyway_is_not_sent_there():
+    graph = step(
+        "x:input",
+        "f: x -> a",
+        "g: a -> y",
+        "dg: dy a -> da @backward",
+        "df: da x -> dx @backward",
+        gradients="dx:x",
+    )
+    tensors = [replace(one, device="cpu" if one.id == "a" else "cuda:0") for one in graph.tensors]
+    graph = replace(graph, tensors=tuple(tensors))
+    assert not any(isinstance(line, Send) for line in offload_all(graph).instructions)
+    with pytest.raises(PlanError, match="to the host, where it is") as refused:
+        check(graph, program(graph, "f, send a, g | dg, df"))
+    assert refused.value.rule == Rule.SENDS

@@ -46,6 +46,7 @@ class Layout:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
     stride: tuple[int, ...]
     offset: int
     storage_bytes: int
@@ -135,7 +136,8 @@ def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tupl
         shared = storages.index(own) if own in storages else None
         stride, offset = tuple(map(int, one.stride())), int(one.storage_offset())
         size = int(one.untyped_storage().nbytes())
-        found.append(Layout(tuple(map(int, one.shape)), one.dtype, stride, offset, size, shared))
+        shape = tuple(map(int, one.shape))
+        found.append(Layout(shape, one.dtype, one.device, stride, offset, size, shared))
         storages.append(own)
     return tuple(found)
 
@@ -195,7 +197,7 @@ def _laid_out(like: torch.Tensor, layout: Layout, there: Sequence[torch.Tensor])
             return like
     else:
         count = -(-layout.storage_bytes // max(1, layout.dtype.itemsize))
-        base = torch.empty(count, dtype=layout.dtype, device=like.device)
+        base = torch.empty(count, dtype=layout.dtype, device=layout.device)
     return torch.as_strided(base, layout.shape, layout.stride, layout.offset)
 
 

@@ -112,7 +112,8 @@ def _same(one: Layout | None, other: Layout | None, in_place: bool) -> bool:
     """Whether a result lies as the capture says; of a view the storage is that of something else."""
     if one is None or other is None:
         return True
-    if (one.shape, one.dtype, one.stride) != (other.shape, other.dtype, other.stride):
+    looks = [(layout.shape, layout.dtype, layout.device, layout.stride) for layout in (one, other)]
+    if looks[0] != looks[1]:
         return False
     if in_place or (one.shared is not None and other.shared is not None):
         return True

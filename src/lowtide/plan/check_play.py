@@ -278,6 +278,9 @@ class Player(Held):
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host, which must stay")
         if self.facts.root[tensor] in self.facts.given:
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host, which comes from outside")
+        one = self.graph.tensors[tensor]
+        if one.device.startswith("cpu") and any(t.device.startswith("cuda") for t in self.graph.tensors):
+            self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host, where it is")
         if tensor in self.arriving:
             self._wrong(Rule.SENDS, f"sends {self._label(tensor)} to the host while it comes back from there")
         storage = self.held[tensor]

@@ -11,7 +11,7 @@ from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Tensor
 from lowtide.plan.program import Drop, Fetch, Run, Send
 
-__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "rounded", "saved_for"]
+__all__ = ["CUDA_BLOCK_BYTES", "Memory", "allocated_bytes", "on_host", "rounded", "saved_for"]
 
 CUDA_BLOCK_BYTES = 512
 
@@ -24,6 +24,12 @@ def allocated_bytes(tensor: Tensor) -> int:
 def rounded(size: int, device: str) -> int:
     """What the allocator of a device takes for so many bytes: CUDA's rounds up to whole blocks."""
     return -(-size // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device.startswith("cuda") else size
+
+
+def on_host(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor of a step on CUDA lies on the host all the time, as seeds of random numbers do."""
+    there = graph.tensors[tensor].device.startswith("cpu")
+    return there and any(one.device.startswith("cuda") for one in graph.tensors)
 
 
 class Memory:

@@ -18,6 +18,7 @@ from math import inf
 from typing import TypeVar
 
 from lowtide.plan.lanes import Link
+from lowtide.plan.memory import on_host
 from lowtide.plan.problem import Problem
 from lowtide.plan.schedule import Event
 
@@ -153,6 +154,8 @@ def _copies_out(
     for s in sorted(away, key=lambda s: problem.producer[s]):
         made = problem.producer[s]
         if made < 0 or problem.kept[s] or problem.graph.tensors[problem.owner[s]].alias is not None:
+            continue
+        if on_host(problem.graph, problem.owner[s]):
             continue
         free = max(free, begins[made + 1]) + problem.bytes[s] / link.to_host * problem.scale
         ends[s] = free

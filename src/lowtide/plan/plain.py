@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase
+from lowtide.plan.memory import on_host
 from lowtide.plan.program import Drop, Fetch, Instruction, Program, Run, Send
 
 __all__ = [
@@ -103,7 +104,8 @@ def _offloadable(graph: Graph) -> set[int]:
     later = {t for op in graph.ops if op.phase is not Phase.FORWARD for t in op.reads}
     viewed = {storage[t] for t in later if storage[t] != t} | {storage[t] for t in kept}
     made = {t for op in graph.ops if op.phase is Phase.FORWARD for t in op.outputs if t not in op.inputs}
-    return {t for t in made & later if storage[t] == t and t not in viewed and graph.tensors[t].bytes}
+    able = {t for t in made & later if storage[t] == t and t not in viewed and graph.tensors[t].bytes}
+    return {t for t in able if not on_host(graph, t)}
 
 
 def with_update(graph: Graph, program: Program) -> Program:
