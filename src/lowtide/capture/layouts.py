@@ -101,7 +101,13 @@ class Layouts:
             layout = found[k] if k < len(found) else None
             made.append(_laid_out(one, layout, there) if layout is not None and layout != said[k] else one)
             there += _tensors(made[-1:])
-        return type(result)(made) if several else made[0]
+        return _like(result, made) if several else made[0]
+
+
+def _like(results: Any, made: list[Any]) -> Any:
+    """Results in the same sort of tuple; those of some operators have names."""
+    named = hasattr(results, "_fields")
+    return type(results)(*made) if named else type(results)(made)
 
 
 def fake_arguments(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:

@@ -38,15 +38,16 @@ class Form:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    on_host: bool
+    """Whether it is a tensor of the host, as the seed of a kernel's random numbers is."""
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Form:
         """That of a tensor, which may be a fake one."""
         size = int(value.untyped_storage().nbytes())
         strides = tuple(int(d) for d in value.stride())
-        return cls(
-            size, value.dtype, tuple(int(d) for d in value.shape), strides, int(value.storage_offset())
-        )
+        shape, offset = tuple(int(d) for d in value.shape), int(value.storage_offset())
+        return cls(size, value.dtype, shape, strides, offset, value.device.type == "cpu")
 
     def over(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor whose storage is that of these bytes."""
@@ -159,6 +160,10 @@ class _CudaTransfers(Transfers):
         return host, self._out.record_event()
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
+        if form.on_host:  # a kernel that expects it there would read an address of the device
+            flat = host.clone()
+            self._pool.used(host, self._in.record_event())
+            return form.over(flat), None
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8, device=self._device)
         return form.over(flat), self.fill(flat.untyped_storage(), host, sent)
 

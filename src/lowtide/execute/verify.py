@@ -2,9 +2,10 @@
 
 Without tiles all bits must be the same. Where eager PyTorch itself gives other bits each time, as kernels
 with atomic additions do, and in tiles, which add up in another order, values may differ as much as rounding
-makes eager differ from itself. To see that, it is run again, in tiles on arguments whose last bits are
-changed at random. That also tells how much a gradient may differ that is zero in exact arithmetic and is
-made of rounding alone, such as that of the bias of keys in attention.
+makes eager differ from itself. To see that, it is run again, in tiles on arguments whose last bits, those of
+the shortest type that the step computes with, are changed at random. That also tells how much a gradient may
+differ that is zero in exact arithmetic and is made of rounding alone, such as that of the bias of keys in
+attention.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Verification:
                 continue
             allowed = _TIMES * spread[k]
             if tiled or spread[k]:
-                allowed += _ROUNDINGS * _rounding(one, other) * max(_size(one), largest)
+                rounding = max(_rounding(one, other), self._coarsest()) if tiled else _rounding(one, other)
+                allowed += _ROUNDINGS * rounding * max(_size(one), largest)
             apart = _apart(one, other)
             if apart > allowed:
                 raise RunError(self._told(eager, k, name, apart, allowed, _size(one)))
@@ -70,13 +72,18 @@ class Verification:
     def _spread(self, eager: Outcome, *, changed: bool) -> list[float]:
         """How much each value of eager differs from run to run."""
         found = [0.0 for _ in _values(eager)]
-        generator = torch.Generator().manual_seed(0)
+        generator, coarsest = torch.Generator().manual_seed(0), self._coarsest()
         for _ in range(_RUNS):
-            arguments = [_changed(a, generator) if changed else a for a in self.arguments]
+            arguments = [_changed(a, generator, coarsest) if changed else a for a in self.arguments]
             again = self._eager(arguments)
             pairs = _pairs(eager, again)
             found = [max(most, _apart(a, b)) for most, ((_, a), (_, b)) in zip(found, pairs, strict=True)]
         return found
+
+    def _coarsest(self) -> float:
+        """A rounding of the shortest type that the step computes with, as under autocast."""
+        kinds = {value.dtype for value in self.joint.values if value.is_floating_point()}
+        return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
     def _told(self, eager: Outcome, k: int, name: str, apart: float, allowed: float, size: float) -> str:
         results, gradients = len(eager.results), len(eager.gradients)
@@ -111,7 +118,7 @@ def _pairs(
     return zip(_values(one), _values(other), strict=True)
 
 
-def _changed(argument: Any, generator: torch.Generator) -> Any:
+def _changed(argument: Any, generator: torch.Generator, rounding: float) -> Any:
     """A tensor of real numbers, each of them a rounding larger or smaller, or the same."""
     if (
         not isinstance(argument, torch.Tensor)
@@ -121,7 +128,7 @@ def _changed(argument: Any, generator: torch.Generator) -> Any:
         return argument
     value = argument.detach()
     signs = torch.randint(-1, 2, value.shape, generator=generator).to(value.device)
-    factor = 1 + signs.to(torch.float64) * torch.finfo(value.dtype).eps
+    factor = 1 + signs.to(torch.float64) * max(rounding, torch.finfo(value.dtype).eps)
     other = torch.empty_like(value).copy_(value.double() * factor)
     return other.requires_grad_(argument.requires_grad)
 

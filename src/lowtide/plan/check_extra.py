@@ -8,7 +8,7 @@ from lowtide.plan.program import Program, Run
 
 __all__ = ["STATE_BYTES", "beside_bytes", "random_again", "restorable_bytes"]
 
-STATE_BYTES = 5056
+STATE_BYTES = 2 * 5056
 """The state of a generator on the host."""
 
 

@@ -20,8 +20,10 @@ _SCALARS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
 _SCALAR_BYTES = 8
 """What one takes on the host at most."""
-RANDOM_STATE_BYTES = 5056
-"""The state of torch's generator on the CPU; that of a CUDA device is kept on the host."""
+RANDOM_STATE_BYTES = 2 * 5056
+"""The state of torch's generator on the CPU, and the one that is put aside while an operator runs again.
+
+That of a CUDA device is kept on the host."""
 
 
 def simulate(
