@@ -19,7 +19,8 @@ from lowtide.capture.differentiate import Change, Example, Forward, differentiat
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.layouts import layouts_of
 from lowtide.capture.library import define
-from lowtide.capture.tile import MASKED, Tile, Tiling, values_read
+from lowtide.capture.reads import MASKED, values_read
+from lowtide.capture.tile import Tile, Tiling
 from lowtide.errors import CaptureError
 from lowtide.graph import LOOP, Op, Tensor
 

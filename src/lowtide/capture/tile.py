@@ -34,12 +34,12 @@ from lowtide.capture.differentiate import (
 from lowtide.capture.joint import Joint, Leaf
 from lowtide.capture.layouts import layouts_of
 from lowtide.capture.local import Part, cropped, emit, loss_total, supported
+from lowtide.capture.reads import MASKED, values_read
 from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
-from lowtide.graph.tiles import reads_of
 
-__all__ = ["MASKED", "Differentiate", "Tile", "Tiling", "values_read"]
+__all__ = ["Differentiate", "Tile", "Tiling"]
 
 aten = torch.ops.aten
 _LINEAR = frozenset(
@@ -47,8 +47,6 @@ _LINEAR = frozenset(
 )
 _WRITTEN = 3
 """So many boxes are looked at before others are taken to be like them."""
-MASKED = "aten.native_dropout"
-"""Draws a mask and applies it: of a step in tiles, all of the mask is drawn before."""
 Differentiate = Callable[[Forward, Change], Joint]
 
 
@@ -67,6 +65,10 @@ class Tile:
     """The tile's own step: its result is what it adds to the loss, or its box of the result."""
     reach: Rect | None = None
     """Where ``over`` is a box of an input: the part of the result that depends on it."""
+
+
+_NO_GRADIENT = "aten.rrelu_with_noise_functional"
+"""Torch differentiates it with the noise that went in, which is not the one that was drawn."""
 
 
 class Tiling:
@@ -110,6 +112,8 @@ class Tiling:
         marks = self.joint.marks
         if marks is not None:
             raise CaptureError(f"the step says more about gradients than its operators do: {marks}")
+        if any(op.kind == _NO_GRADIENT for op, _ in self.forward):
+            raise CaptureError(f"{_NO_GRADIENT} has no gradient that could be traced again")
 
     def _begin(self, number: Mapping[str, int], name: str) -> int:
         tensor = number.get(name)
@@ -378,11 +382,6 @@ class Tiling:
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
-
-
-def values_read(graph: Graph, op: Op) -> set[int]:
-    """Inputs of an operator whose values, not only shapes, are read; of a dropout only its mask counts."""
-    return set() if op.kind == MASKED else reads_of(op, access(graph, op), op.outputs)
 
 
 def _relations(graph: Graph, op: Op) -> Iterator[tuple[int, Relation]]:

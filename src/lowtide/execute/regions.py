@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from lowtide.capture.joint import Joint
 from lowtide.capture.local import supported
 from lowtide.capture.nested import Inner
-from lowtide.capture.tile import MASKED, Tiling, values_read
+from lowtide.capture.reads import MASKED, values_read
+from lowtide.capture.tile import Tiling
 from lowtide.errors import CaptureError
 from lowtide.execute.geometry import working
 from lowtide.graph import Graph, Op, Phase, Rect
