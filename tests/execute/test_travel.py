@@ -334,9 +334,9 @@ def test_the_measured_peak_is_the_predicted_one(offload):
     options = {"in_place": False, "optimizer": optimizer, "repeats": 1}
     found = compare(model, (x,), loss, lambda _: plan.program, **options)
     assert found.bitwise
-    assert found.measured.peak_bytes <= budget * 1.005 < found.eager.peak_bytes
-    # up to the loss and its gradient, one number each
-    assert abs(found.predicted_peak_bytes - found.measured.peak_bytes) <= 8
+    assert found.measured.peak_bytes <= budget < found.eager.peak_bytes
+    # up to the scalars that autograd may keep
+    assert 0 <= found.predicted_peak_bytes - found.measured.peak_bytes <= 48
 
 
 @pytest.mark.parametrize("crossing", [True, False])
@@ -350,7 +350,7 @@ def test_whatever_leaves_is_counted(crossing):
     model, x = network(), batch()
     found = compare(model, (x,), loss, planner, in_place=False, repeats=1)
     assert found.bitwise
-    assert abs(found.predicted_peak_bytes - found.measured.peak_bytes) <= 8
+    assert 0 <= found.predicted_peak_bytes - found.measured.peak_bytes <= 48
     assert found.measured.peak_bytes < found.eager.peak_bytes or not crossing
     parts = [
         {line.tensor for line in part if isinstance(line, Fetch)}
