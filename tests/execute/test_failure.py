@@ -47,6 +47,14 @@ def train(step, model):
     return [t.detach().clone() for t in kept]
 
 
+@pytest.fixture(autouse=True)
+def few_objects():
+    """What other tests left is none of ours, and takes long to look through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def tensors():
     """Every tensor there is, those in the frames of an error included."""
     gc.collect()

@@ -33,7 +33,9 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capaci
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     torch._dynamo.reset()
-    return tmp_path
+    gc.freeze()  # what other tests left is none of ours, and takes long to look through
+    yield tmp_path
+    gc.unfreeze()
 
 
 def fitted(model, x):

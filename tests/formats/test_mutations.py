@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import CASES, survive
 
-MUTATIONS = 2000
+MUTATIONS = 1000
 PARTS = 4
 
 

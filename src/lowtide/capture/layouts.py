@@ -28,6 +28,7 @@ __all__ = [
     "is_functional_of",
     "layouts",
     "layouts_of",
+    "learned",
     "look",
     "same_sort",
 ]
@@ -102,6 +103,15 @@ class Layouts:
             made.append(_laid_out(one, layout, there) if layout is not None and layout != said[k] else one)
             there += _tensors(made[-1:])
         return _like(result, made) if several else made[0]
+
+
+_LEARNED: dict[Any, dict[Hashable, tuple[Layout | None, ...]]] = {}
+"""What was learned in this process: torch's kernels do the same for every step."""
+
+
+def learned() -> Layouts:
+    """What is known from all steps that ran in this process, and what this one adds."""
+    return Layouts(_LEARNED)
 
 
 def _like(results: Any, made: list[Any]) -> Any:

@@ -15,7 +15,7 @@ from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.dynamo import adapt_dynamo, lowtides
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
-from lowtide.capture.layouts import Layouts, layouts_of
+from lowtide.capture.layouts import Layouts, layouts_of, learned
 from lowtide.capture.leaves import leaves_of
 from lowtide.capture.marks import gradient_marks
 from lowtide.capture.refusal import (
@@ -129,7 +129,7 @@ def compile_with(
     ``state`` gives that of an optimiser, ``layouts`` what is known of how results lie in memory. A PlanError
     says that a Program is not valid for the step.
     """
-    known = layouts or Layouts()
+    known = layouts or learned()
     trust_no_dict_versions()
     try:
         refuse_graph_breaks(module)
@@ -170,7 +170,7 @@ def compile_planned(
     ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone. ``layouts`` are
     what is known of how results lie in memory.
     """
-    known = layouts or Layouts()
+    known = layouts or learned()
     rehearses = rehearsal or Rehearsal()
     try:
         refuse_graph_breaks(module)
