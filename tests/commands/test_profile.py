@@ -305,7 +305,7 @@ def test_a_function_of_ones_own_is_profiled(own, tmp_path):
 
 @pytest.mark.parametrize("options", [("--time-limit", "0"), ("--cost", "estimated")])
 def test_an_update_belongs_to_the_step(options, tmp_path):
-    view = profile(zoo.small("locallyconnected"), tmp_path / "a.json", *options)
+    view = profile("locallyconnected:batch=3,size=17,channels=4,classes=10", tmp_path / "a.json", *options)
     counts = shown("show", tmp_path / "a.json")["ops"]
     assert counts["update"] == 7
     assert sum(counts.values()) == view["operators"]

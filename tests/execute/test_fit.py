@@ -166,7 +166,7 @@ def test_a_plan_from_disturbed_times_says_so_and_is_not_kept(cache, monkeypatch)
 @pytest.mark.parametrize("damage", ["cut", "swap", "other"])
 def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
     model, x = network(), batch()
-    first = lowtide.fit(loss, model, x, budget="60%", cost="estimated").plan
+    first = lowtide.fit(loss, model, x, budget="60%", cost="estimated", time_limit=2).plan
     (path,) = plans(cache)
     data = path.read_bytes()
     if damage == "swap":
@@ -181,7 +181,7 @@ def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
         data = data[: len(data) // 2]
     path.write_bytes(data)
     torch._dynamo.reset()
-    again = lowtide.fit(loss, model, x, budget="60%", cost="estimated").plan
+    again = lowtide.fit(loss, model, x, budget="60%", cost="estimated", time_limit=2).plan
     assert again.program == first.program
     assert path.read_bytes() != data
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import CASES, survive
 
-MUTATIONS = 1000
+MUTATIONS = 400
 PARTS = 4
 
 
