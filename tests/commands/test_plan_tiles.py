@@ -155,5 +155,5 @@ def test_the_demo_says_that_it_cuts_into_tiles(network, monkeypatch):
     monkeypatch.setattr(
         "lowtide.execute.fit.fit", partial(fit, cost="estimated", time_limit=0.2, cache=False)
     )
-    fitted, note = _planned(zoo.build(f"{network}:step", device="cpu"), "45%")
-    assert note.endswith(f"this one runs in {fitted.plan.decisions.tiles} tiles")
+    plan, note = _planned(zoo.build(f"{network}:step", device="cpu"), "45%")
+    assert note.endswith(f"this one runs in {plan.decisions.tiles} tiles")

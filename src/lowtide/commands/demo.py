@@ -18,7 +18,6 @@ from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.execute.compare import Comparison
-    from lowtide.execute.fit import Fitted
     from lowtide.plan.plan import Plan
     from lowtide.zoo import Built
 
@@ -53,8 +52,8 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     for share in SHARES:
         doing = "capturing, planning, running, comparing …"
         _say(f"{printable(built.name)} at {share} of its memory: {doing}", as_json)
-        fitted, note = _planned(built, share)
-        plan, found = fitted.plan, _compared(built, fitted, repeats)
+        plan, note = _planned(built, share)
+        found = _compared(built, plan, repeats)
         compared.append((plan, found))
         if not cases:
             cases.append(_eager(found))
@@ -69,35 +68,34 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
         found.hold(plan.budget_bytes)
 
 
-def _planned(built: Built, share: str) -> tuple[Fitted, str]:
+def _planned(built: Built, share: str) -> tuple[Plan, str]:
     from lowtide.execute.fit import fit
 
     example = (built.model, *built.batch)
     try:
-        return fit(built.loss, *example, budget=share, only="recompute"), ""
+        return fit(built.loss, *example, budget=share, only="recompute").plan, ""
     except InfeasibleError as error:
         smallest = error.smallest_budget
         too_small = f"without tiles no plan needs less than {format_bytes(smallest)}"
     try:
-        fitted = fit(built.loss, *example, budget=share, only="recompute,tile")
-        return fitted, f"{too_small}: this one runs in {fitted.plan.decisions.tiles} tiles"
+        plan = fit(built.loss, *example, budget=share, only="recompute,tile").plan
+        return plan, f"{too_small}: this one runs in {plan.decisions.tiles} tiles"
     except InfeasibleError:
-        return fit(built.loss, *example, budget=smallest), f"{share} is too small: {too_small}"
+        return fit(built.loss, *example, budget=smallest).plan, f"{share} is too small: {too_small}"
 
 
-def _compared(built: Built, fitted: Fitted, repeats: int) -> Comparison:
+def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
     from lowtide.execute.compare import compare
 
     return compare(
         built.model,
         built.batch,
         built.loss,
-        lambda _: fitted.plan.program,
+        lambda _: plan.program,
         in_place=False,
         trains=built.trains,
         update=built.ending,
         repeats=repeats,
-        layouts=fitted.layouts,
     )
 
 

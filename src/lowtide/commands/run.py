@@ -30,7 +30,6 @@ from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.capture.layouts import Layouts
     from lowtide.execute.compare import Comparison
     from lowtide.zoo import Built
 
@@ -95,7 +94,6 @@ def run(
         raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
-    layouts: Layouts | None = None
     if budget is not None:
         fitted = fit(
             built.loss,
@@ -106,7 +104,7 @@ def run(
             offload=leaving,
             optimizer=optimizer,
         )
-        plan, layouts = fitted.plan, fitted.layouts
+        plan = fitted.plan
         planner = _planned(plan)
         program = f"inside {format_bytes(plan.budget_bytes)}"
     else:
@@ -123,7 +121,6 @@ def run(
         optimizer=optimizer,
         seed=seed,
         repeats=repeats,
-        layouts=layouts,
         progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
     outputs = [(save_program, found.program), (timeline, found.recording)]

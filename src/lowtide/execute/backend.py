@@ -15,7 +15,7 @@ from lowtide.capture.compat import trust_no_dict_versions
 from lowtide.capture.dynamo import adapt_dynamo, lowtides
 from lowtide.capture.joint import Joint, Leaf, read_joint
 from lowtide.capture.kernels import eager_kernels
-from lowtide.capture.layouts import Layouts, layouts_of, learned
+from lowtide.capture.layouts import layouts_of, learned
 from lowtide.capture.leaves import leaves_of
 from lowtide.capture.marks import gradient_marks
 from lowtide.capture.refusal import (
@@ -27,7 +27,7 @@ from lowtide.capture.refusal import (
 from lowtide.capture.rewrite import as_eager
 from lowtide.capture.sizes import has_numbers, has_symbols
 from lowtide.errors import LowtideError, RunError
-from lowtide.execute.first_call import Unplanned
+from lowtide.execute.first_call import State, Unplanned, Watch
 from lowtide.execute.in_place import able_in_place
 from lowtide.execute.interpreter import Interpreter
 from lowtide.execute.planned import Planned, Rehearsal
@@ -46,8 +46,6 @@ from lowtide.suggest import did_you_mean
 __all__ = ["PROGRAMS", "backend", "compile_planned", "compile_with"]
 
 Planner = Callable[[Graph], Program]
-Watch = Callable[[Interpreter], None]
-State = Callable[[], Sequence[torch.Tensor]]
 
 PROGRAMS: dict[str, Planner] = {
     "plain": store_all,
@@ -119,17 +117,14 @@ def compile_with(
     *,
     remember: int = REMEMBERED,
     in_place: bool = True,
-    layouts: Layouts | None = None,
     state: State = tuple,
 ) -> Callable[..., Any]:
     """The function with its forward and backward run by the Program that the planner gives.
 
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
     ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
-    ``state`` gives that of an optimiser, ``layouts`` what is known of how results lie in memory. A PlanError
-    says that a Program is not valid for the step.
+    ``state`` gives that of an optimiser. A PlanError says that a Program is not valid for the step.
     """
-    known = layouts or learned()
     trust_no_dict_versions()
     try:
         refuse_graph_breaks(module)
@@ -147,7 +142,7 @@ def compile_with(
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
             program = in_place_too if in_place else plainly
-            return Unplanned(static, leaves, _compiled, known, program, watch, state)
+            return Unplanned(static, leaves, _compiled, learned(), program, watch, state)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
@@ -163,14 +158,11 @@ def compile_planned(
     *,
     remember: int = REMEMBERED,
     rehearsal: Rehearsal | None = None,
-    layouts: Layouts | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone. ``layouts`` are
-    what is known of how results lie in memory.
+    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone.
     """
-    known = layouts or learned()
     rehearses = rehearsal or Rehearsal()
     try:
         refuse_graph_breaks(module)
@@ -178,7 +170,7 @@ def compile_planned(
         leaves = leaves_of(module)
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
-            return Planned(static, leaves, _compiled, known, settings, seen, rehearses)
+            return Planned(static, leaves, _compiled, learned(), settings, seen, rehearses)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (settings, seen), remember)

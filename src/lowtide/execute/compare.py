@@ -14,7 +14,6 @@ from torch import fx, nn
 
 from lowtide.capture.dynamo import fresh, lowtides
 from lowtide.capture.ending import read_update
-from lowtide.capture.layouts import Layouts
 from lowtide.cost.watch import Allocations, Marker, timing_event, watch_cpu, watch_cuda
 from lowtide.errors import BudgetError, CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
@@ -201,7 +200,6 @@ def compare(
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     repeats: int = 5,
-    layouts: Layouts | None = None,
     progress: Progress = lambda _: None,
 ) -> Comparison:
     """Run the step both ways with the same random seed and compare what they take and what they leave.
@@ -210,16 +208,13 @@ def compare(
     one side and as its captured operators on the other. The model is left as it was, without gradients.
     Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
     timed: seconds are NaN. The state of an ``optimizer``, which takes no step here, counts as resident.
-    ``layouts`` are those of the fitted step that a program was planned for.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
     subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(
-            module, inputs, planner, made.append, in_place=in_place, state=subject.state, layouts=layouts
-        )
+        return compile_with(module, inputs, planner, made.append, in_place=in_place, state=subject.state)
 
     compiled: Loss = torch.compile(fresh(loss), backend=lowtides(backend), fullgraph=True, dynamic=False)
     progress("eager step")

@@ -10,7 +10,6 @@ import torch
 from torch import fx, nn
 
 from lowtide.capture.dynamo import fresh, lowtides
-from lowtide.capture.layouts import learned
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.planned import Rehearsal, Rehearsed
@@ -31,13 +30,9 @@ class Fitted:
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         self._plan: Plan | None = None
         self._rehearsal = Rehearsal()
-        self.layouts = learned()
-        """What was learned of how results lie in memory."""
 
         def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(
-                module, settings, self._seen, rehearsal=self._rehearsal, layouts=self.layouts
-            )
+            return compile_planned(module, settings, self._seen, rehearsal=self._rehearsal)
 
         self._compiled = torch.compile(fresh(function), backend=lowtides(backend), fullgraph=True)
 

@@ -65,6 +65,8 @@ def _inside(bodies: Sequence[Body], line: Loop) -> set[str]:
     """Where the tiles of a loop draw from."""
     found: set[str] = set()
     for k in {tile.body for tile in line.tiles}:
+        if not 0 <= k < len(bodies):
+            continue  # refused where that program is played
         graph, program = bodies[k].graph, bodies[k].program
         for op in range(len(graph.ops)):
             found |= _generators(graph, op)
