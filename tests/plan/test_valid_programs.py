@@ -139,6 +139,11 @@ def test_what_follows_the_rules_is_accepted_and_runs_right(graph, text):
     runs_right(graph, right, able, right)
 
 
+def nested():
+    """A body with a loop of its own."""
+    return Body(looped(), turned(), able=())
+
+
 BROKEN = {
     "unknown operator": (Rule.NAMES, PLAIN, Program((Run(0), Run(1)), (Run(9),))),
     "unknown tensor": (Rule.NAMES, PLAIN, Program((Run(0), Run(1), Drop((99,))), (Run(2), Run(3)))),
@@ -232,6 +237,11 @@ BROKEN = {
         Rule.THERE,
         looped(),
         turned(bodies=(body("f, g* | lowtide.accumulate"),)),
+    ),
+    "no such body inside a body": (
+        Rule.TILES,
+        looped(),
+        turned(bodies=(replace(nested(), program=Program((Loop(0, tiles=tiles((0, 4), bodies=(7,))),))),)),
     ),
     "a body without its result": (
         Rule.DROPS,
