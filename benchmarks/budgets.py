@@ -21,7 +21,7 @@ import torch
 
 from lowtide import fit, zoo
 from lowtide.errors import LowtideError
-from lowtide.execute.compare import compare
+from lowtide.execute.compare.compare import compare
 from lowtide.files import write_atomically
 from plain import machine
 from rivals import RIVALS, eager

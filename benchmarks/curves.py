@@ -20,9 +20,9 @@ from typing import Any
 
 from lowtide.documents import read_document
 from lowtide.files import write_atomically
-from lowtide.plan.costs import Costs
-from lowtide.plan.plan import Plan
-from lowtide.plan.sweep import Sweep, sweep
+from lowtide.plan.make.sweep import Sweep, sweep
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.result.plan import Plan
 
 RESULTS = Path(__file__).parent / "results"
 MEANS = (("recompute",), ("recompute", "offload"))

@@ -34,14 +34,14 @@ from torch.nn.functional import cross_entropy
 
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
-from lowtide.execute.compare import compare
+from lowtide.execute.compare.compare import compare
 from lowtide.files import write_atomically
 from lowtide.graph import Graph
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.costs import Costs
-from lowtide.plan.lanes import Link
-from lowtide.plan.make import make_plan
-from lowtide.plan.plan import Plan
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.result.plan import Plan
 from lowtide.zoo.base import Built
 from lowtide.zoo.unet import IGNORED
 from plain import machine

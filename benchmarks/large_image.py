@@ -23,13 +23,17 @@ from unittest.mock import patch
 import torch
 
 from lowtide import fit, zoo
-from lowtide.capture.step import capture
-from lowtide.capture.tile import Tiling
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
-from lowtide.execute import attempts, cutting, planned, planning, tiling
-from lowtide.execute.geometry import geometry
+from lowtide.execute.compile import planned
+from lowtide.execute.planning import plan_step
+from lowtide.execute.tiling import capture_tiles as cutting
+from lowtide.execute.tiling import plan_tiles as tiling
+from lowtide.execute.tiling import search as attempts
+from lowtide.execute.tiling.geometry import geometry
 from lowtide.files import write_atomically
+from lowtide.trace.step.capture import capture
+from lowtide.trace.tiles.tiling import Tiling
 from plain import machine
 from streamed import Streamed, available
 
@@ -75,7 +79,7 @@ class Clock:
     def watching(self) -> Iterator[None]:
         places = [
             (cutting, "looped", "tiles captured"),
-            (planning, "measure", "measured"),
+            (plan_step, "measure", "measured"),
             (attempts, "plan_loop", "searched"),
             (planned, "plan_joint", "whole step planned"),
         ]

@@ -19,7 +19,7 @@ import torch
 
 from lowtide import __version__, zoo
 from lowtide.execute.backend import PROGRAMS
-from lowtide.execute.compare import compare
+from lowtide.execute.compare.compare import compare
 from lowtide.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"

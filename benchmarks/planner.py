@@ -39,18 +39,19 @@ from lowtide.cost.estimate import estimate  # noqa: E402
 from lowtide.cost.unit import unit_seconds  # noqa: E402
 from lowtide.errors import InfeasibleError, PlanError  # noqa: E402
 from lowtide.files import write_atomically  # noqa: E402
-from lowtide.plan import away, portfolio  # noqa: E402
 from lowtide.plan.baselines import BASELINES, run_seconds  # noqa: E402
 from lowtide.plan.baselines.checkmate import checkmate  # noqa: E402
-from lowtide.plan.bounds import smallest_conceivable  # noqa: E402
-from lowtide.plan.check import check  # noqa: E402
-from lowtide.plan.in_place import pointwise  # noqa: E402
-from lowtide.plan.problem import Problem, build_problem  # noqa: E402
-from lowtide.plan.relaxation import relax  # noqa: E402
-from lowtide.plan.reorder import in_order, lean_order  # noqa: E402
-from lowtide.plan.schedule import evaluate  # noqa: E402
-from lowtide.plan.search import Found, Link, search  # noqa: E402
-from lowtide.plan.smallest import lowest_in_order  # noqa: E402
+from lowtide.plan.bounds.lower_bounds import smallest_conceivable  # noqa: E402
+from lowtide.plan.bounds.relaxation import relax  # noqa: E402
+from lowtide.plan.check.checker import check  # noqa: E402
+from lowtide.plan.make.search import Found, Link, search  # noqa: E402
+from lowtide.plan.offload import search as away  # noqa: E402
+from lowtide.plan.problem.problem import Problem, build_problem  # noqa: E402
+from lowtide.plan.problem.reorder import in_order, lean_order  # noqa: E402
+from lowtide.plan.problem.schedule import evaluate  # noqa: E402
+from lowtide.plan.program.in_place import pointwise  # noqa: E402
+from lowtide.plan.recompute import portfolio  # noqa: E402
+from lowtide.plan.recompute.smallest_budget import lowest_in_order  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
@@ -217,7 +218,7 @@ def captured(target: str) -> Problem:
     import torch
 
     from lowtide import zoo
-    from lowtide.capture.step import capture
+    from lowtide.trace.step.capture import capture
 
     torch._dynamo.reset()
     built = zoo.build(target)

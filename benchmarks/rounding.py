@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide import zoo
-from lowtide.execute.bits import largest_difference
+from lowtide.execute.compile.bits import largest_difference
 from lowtide.zoo.unet import IGNORED
 
 TARGET = "unet:base=2,batch=17,size=380"

@@ -27,14 +27,16 @@ import torch
 
 from large_image import Clock
 from lowtide import __version__, zoo
-from lowtide.capture.joint import Joint
-from lowtide.capture.step import capture
 from lowtide.errors import CaptureError, InfeasibleError, LowtideError
-from lowtide.execute import host, planned, planning
-from lowtide.execute.planning import Settings
-from lowtide.execute.room import Room
+from lowtide.execute.compile import planned
+from lowtide.execute.memory import host
+from lowtide.execute.memory.device import Room
+from lowtide.execute.planning import plan_step
+from lowtide.execute.planning.plan_step import Settings
 from lowtide.files import write_atomically
-from lowtide.plan.plan import Plan
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.capture import capture
+from lowtide.trace.step.joint import Joint
 from planner import H200, LINK, RESULTS, SHARES, ZOO
 
 TARGETS = [*ZOO, *(name for name in zoo.names() if name not in {one.partition(":")[0] for one in ZOO})]
@@ -164,7 +166,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())  # nothing that was measured here counts
         stack.enter_context(patch.dict(os.environ, LOWTIDE_CACHE=folder))
-        stack.enter_context(patch.object(planning, "_described", lambda _: DEVICE))
+        stack.enter_context(patch.object(plan_step, "_described", lambda _: DEVICE))
         stack.enter_context(patch.object(Room, "free_bytes", lambda _: DEVICE.memory_bytes))
         stack.enter_context(patch.object(host, "available_bytes", lambda: HOST))
         for target in options.targets or TARGETS:

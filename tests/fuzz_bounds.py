@@ -18,20 +18,20 @@ from itertools import product
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Phase
-from lowtide.plan.bounds import chained, smallest_conceivable, surely_infeasible
+from lowtide.plan.bounds.cut import solve_cuts
+from lowtide.plan.bounds.lower_bounds import chained, smallest_conceivable, surely_infeasible
+from lowtide.plan.bounds.relaxation import relax, skippable
 from lowtide.plan.budget import Budget
-from lowtide.plan.check import check
-from lowtide.plan.costs import Costs
-from lowtide.plan.cut import solve_cuts
-from lowtide.plan.lanes import Link
-from lowtide.plan.lower import lower
-from lowtide.plan.make import make_plan, plain_peak
-from lowtide.plan.offload import Trip, with_trips
-from lowtide.plan.plan import HoldsFor
-from lowtide.plan.problem import build_problem
-from lowtide.plan.relaxation import relax, skippable
-from lowtide.plan.reorder import in_order
-from lowtide.plan.simulate import simulate
+from lowtide.plan.check.checker import check
+from lowtide.plan.make.make_plan import make_plan, plain_peak
+from lowtide.plan.offload.trips import Trip, with_trips
+from lowtide.plan.problem.lower import lower
+from lowtide.plan.problem.problem import build_problem
+from lowtide.plan.problem.reorder import in_order
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.simulate import simulate
+from lowtide.plan.result.plan import HoldsFor
 from tests.plan.every_order import EveryOrder, TooLargeError
 from tests.plan.tiny_steps import tiny_step
 

@@ -25,8 +25,6 @@ from unittest import mock
 import torch
 
 import lowtide
-from lowtide.capture.joint import Joint
-from lowtide.capture.tile import Tiling
 from lowtide.commands.main import main as lowtide_main
 from lowtide.commands.run import _from_file as program_from_file
 from lowtide.cost.cache import CostCache, open_cache
@@ -36,15 +34,17 @@ from lowtide.cost.signature import signature
 from lowtide.cost.step import Step
 from lowtide.documents import encode_document
 from lowtide.errors import LowtideError
-from lowtide.execute.graphs import with_gradients
-from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.tiled import plain_tiles
-from lowtide.execute.tiling import with_loop
+from lowtide.execute.compare.graphs import with_gradients
+from lowtide.execute.compare.tiles import plain_tiles
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.formats import native
 from lowtide.formats.registry import FORMATS
 from lowtide.graph.access.rules import _RULES as ACCESS_RULES
-from lowtide.plan.check import check
-from lowtide.plan.plain import recompute_all
+from lowtide.plan.check.checker import check
+from lowtide.plan.program.simple import recompute_all
+from lowtide.trace.step.joint import Joint
+from lowtide.trace.tiles.tiling import Tiling
 from lowtide.zoo import build
 from tests.mutate import mutated
 from tests.steps import DEVICE, described, families, families_plan

@@ -32,7 +32,7 @@ from torch import nn
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, InfeasibleError, LowtideError
-from lowtide.execute.bits import same_bits
+from lowtide.execute.compile.bits import same_bits
 from tests.random_models import Step, random_step
 
 STEPS = 3

@@ -22,16 +22,16 @@ import torch
 
 from lowtide.documents import decode_document, encode_document
 from lowtide.errors import LowtideError
-from lowtide.execute.in_place import able_in_place
+from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import LOOP
-from lowtide.plan.check import check
-from lowtide.plan.costs import Costs
-from lowtide.plan.in_place import with_in_place
-from lowtide.plan.plain import offload_all, recompute_all, store_all
-from lowtide.plan.plan import Plan, Side
-from lowtide.plan.program import Loop, Run
-from lowtide.plan.tile import TileStep, plan_loop
-from lowtide.plan.valid import valid_plan
+from lowtide.plan.check.checker import check
+from lowtide.plan.make.plan_loop import TileStep, plan_loop
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.in_place import with_in_place
+from lowtide.plan.program.instructions import Loop, Run
+from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.result.plan import Plan, Side
+from lowtide.plan.result.validate import valid_plan
 from tests import torch_steps
 from tests.mutate import structure
 from tests.mutate_plans import mutated, with_other_figure

@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from lowtide.graph import Rect
-from lowtide.plan.program import Drop, Fetch, Loop, Program, Run, Send
+from lowtide.plan.program.instructions import Drop, Fetch, Loop, Program, Run, Send
 
 replace = msgspec.structs.replace
 

@@ -16,9 +16,9 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.probe import environment
 from lowtide.cost.step import Step
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.costs import Costs
-from lowtide.plan.make import make_plan
-from lowtide.plan.plan import Plan
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.result.plan import Plan
 
 DEVICE = Device(Environment("a device", "cpu"), {"float32": 1e9}, 1e9, 1e-6, 1 << 30)
 """Made up: costs that follow from it are the same everywhere."""

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from lowtide.graph import LOOP, RESIDENT_ROLES, Phase, Role
-from lowtide.plan.program import Drop, Fetch, Loop, Run, Send
+from lowtide.plan.program.instructions import Drop, Fetch, Loop, Run, Send
 
 __all__ = ["WrongError", "runs_right"]
 

@@ -1,10 +1,14 @@
 """The layers stay one-way, torch stays where it belongs, and the public names are pinned."""
 
 import ast
+import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import lowtide
 
@@ -22,21 +26,56 @@ MAY_IMPORT = {
     "needs": {"errors"},
     "graph": BASE,
     "cost": BASE | {"graph"},
-    "capture": BASE | {"graph", "cost"},
+    "trace": BASE | {"graph", "cost"},
     "plan": BASE | {"graph", "cost"},
-    "execute": BASE | {"graph", "cost", "capture", "plan"},
+    "execute": BASE | {"graph", "cost", "trace", "plan"},
     "zoo": BASE,
     "formats": BASE | {"graph", "cost"},
     "report": BASE | {"graph", "cost", "formats"},
-    "commands": BASE
-    | {"graph", "cost", "formats", "report", "capture", "plan", "execute", "zoo", "__init__"},
-    "__init__": BASE | {"graph", "cost", "formats", "capture", "execute"},
+    "commands": BASE | {"graph", "cost", "formats", "report", "trace", "plan", "execute", "zoo", "__init__"},
+    "__init__": BASE | {"graph", "cost", "formats", "trace", "execute"},
     "__main__": {"commands"},
 }
 """Each part of the package, and which other parts it may import. Data flows one way."""
 
+ROOMS = {
+    "plan": {
+        "budget": set(),
+        "program": set(),
+        "check": {"program"},
+        "problem": {"program"},
+        "bounds": {"program", "problem"},
+        "recompute": {"program", "problem", "bounds"},
+        "offload": {"program", "problem", "bounds", "recompute"},
+        "result": {"program", "check", "problem", "recompute", "offload"},
+        "make": {"budget", "program", "check", "problem", "bounds", "recompute", "offload", "result"},
+        "baselines": {"program", "bounds"},
+    },
+    "trace": {
+        "refusal": set(),
+        "eager": set(),
+        "step": {"refusal", "eager"},
+        "operators": {"step"},
+        "tiles": {"refusal", "eager", "step", "operators"},
+    },
+    "execute": {
+        "memory": set(),
+        "runtime": {"memory"},
+        "planning": {"memory", "runtime"},
+        "tiling": {"memory", "runtime", "planning"},
+        "compile": {"memory", "runtime", "planning", "tiling"},
+        "backend": {"runtime", "planning", "tiling", "compile"},
+        "fit": {"runtime", "planning", "compile", "backend"},
+        "compare": {"memory", "runtime", "compile", "backend"},
+    },
+}
+"""The rooms of the larger parts, in order, and which rooms of the same part each may import."""
+
+ENTRIES = 13
+"""So many entries a folder of these parts has at most."""
+
 TORCH_IN = (
-    "capture",
+    "trace",
     "execute",
     "zoo",
     "cost/clock.py",
@@ -53,16 +92,20 @@ def part_of(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imports(path):
+    """The names that a module imports."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
+@functools.cache
 def modules():
     return sorted(SOURCE.rglob("*.py"))
 
@@ -99,15 +142,62 @@ def test_torch_is_imported_only_where_it_belongs():
             assert not any(name.split(".")[0] == "torch" for name in imports(path)), path
 
 
+def room_of(path, part):
+    """The room of a module, which may be a module itself."""
+    return path.relative_to(SOURCE / part).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_rooms_import_one_way(part):
+    rooms = ROOMS[part]
+    before = set()
+    for room, may in rooms.items():
+        assert may <= before, f"{room} may import a room that comes later"
+        before.add(room)
+    for path in (SOURCE / part).rglob("*.py"):
+        room = room_of(path, part)
+        if room == "__init__":
+            assert not list(imports(path)), f"the face of {part} imports nothing"
+            continue
+        assert room in rooms, f"{path} has no place"
+        for name in imports(path):
+            pieces = name.split(".")
+            if pieces[:2] == ["lowtide", part] and len(pieces) > 2:
+                assert pieces[2] == room or pieces[2] in rooms[room], f"{path} imports {name}"
+
+
+def folders():
+    found = [path for part in ROOMS for path in (SOURCE / part).rglob("*") if (path / "__init__.py").exists()]
+    return [*(SOURCE / part for part in ROOMS), *found]
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_face_says_what_may_be_imported_from_outside(folder):
+    """The last line of its docstring names exactly the modules that are."""
+    entries = [path for path in folder.iterdir() if path.name != "__pycache__" and path.suffix != ".so"]
+    assert len(entries) <= ENTRIES, f"{len(entries)} entries in {folder}"
+    own = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    dotted = ".".join(("lowtide", *folder.relative_to(SOURCE).parts)) + "."
+    names = {name for path in modules() if folder not in path.parents for name in imports(path)}
+    used = {name.removeprefix(dotted).split(".")[0] for name in names if name.startswith(dotted)} & own
+    face = ast.parse((folder / "__init__.py").read_text())
+    if face.body[1:]:  # a face that gives names of its own
+        given = next(ast.literal_eval(one.value) for one in face.body if isinstance(one, ast.Assign))
+        assert used <= set(given), f"{used} of {folder} are imported from outside"
+        return
+    said = ast.get_docstring(face).split("From outside: ")
+    assert set(re.findall(r"``(\w+)``", said[-1])) == used
+    assert len(said) == 2, f"{folder} does not say what may be imported"
+
+
 def test_the_checker_shares_no_code_with_planners():
-    own = {path.stem for path in (SOURCE / "plan").glob("check*.py")}
-    assert "check_play" in own
-    for name in own:
-        for used in imports(SOURCE / "plan" / f"{name}.py"):
+    for path in (SOURCE / "plan" / "check").glob("*.py"):
+        for used in imports(path):
             pieces = used.split(".")
             if pieces[0] == "lowtide":
-                assert pieces[1] in ("errors", "units", "graph", "plan"), f"{name} imports {used}"
-                assert pieces[1] != "plan" or pieces[2] in own | {"program"}, f"{name} imports {used}"
+                assert pieces[1] in ("errors", "units", "graph", "plan"), f"{path} imports {used}"
+                program = pieces[1:4] == ["plan", "program", "instructions"]
+                assert pieces[1] != "plan" or pieces[2] == "check" or program, f"{path} imports {used}"
 
 
 def test_nothing_unpickles_or_evaluates():

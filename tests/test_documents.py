@@ -4,7 +4,7 @@ import pytest
 from lowtide.documents import decode_document, encode_document, read_document, write_document
 from lowtide.errors import FileError, FormatError
 from lowtide.graph import Recording, Timeline
-from lowtide.plan.program import Drop, Program, Run
+from lowtide.plan.program.instructions import Drop, Program, Run
 
 PROGRAM = Program((Run(0), Run(1, in_place=0), Drop((3, 4))), (Run(2), Drop(())))
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from lowtide.capture.joint import Joint
-from lowtide.capture.step import capture
-from lowtide.capture.tile import Tiling
-from lowtide.execute.bits import same_bits
-from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.regions import middles
-from tests.execute.tiles import owning, program_of
+from lowtide.execute.compile.bits import same_bits
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.tiling.regions import middles
+from lowtide.trace.step.capture import capture
+from lowtide.trace.step.joint import Joint
+from lowtide.trace.tiles.tiling import Tiling
+from tests.execute.tiling.tiles import owning, program_of
 
 
 class Noisy(nn.Module):

@@ -7,13 +7,13 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, Graph, Op, Phase, Rect, Role, Tensor, validate
 from lowtide.plan.budget import Budget
-from lowtide.plan.costs import Costs
-from lowtide.plan.in_place import with_in_place
-from lowtide.plan.lanes import Link
-from lowtide.plan.make import make_plan
-from lowtide.plan.plain import offload_all, recompute_all, store_all
-from lowtide.plan.program import Body, Loop, Program, Run, Tile
-from lowtide.plan.simulate import inside_bytes
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.in_place import with_in_place
+from lowtide.plan.program.instructions import Body, Loop, Program, Run, Tile
+from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.program.simulate import inside_bytes
 from tests.plan.random_steps import random_step
 
 replace = msgspec.structs.replace

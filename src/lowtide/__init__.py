@@ -10,10 +10,8 @@ from lowtide.graph import Graph, Rect, Timeline
 from lowtide.needs import needs_torch
 
 if TYPE_CHECKING:
-    from lowtide.capture.step import capture
     from lowtide.execute.fit import fit
-else:
-    from lowtide import capture  # the package, which is called like the function: torch stays out until then
+    from lowtide.trace.step.capture import capture
 
 __all__ = [
     "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "write",
@@ -23,9 +21,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """``fit`` needs torch, which is not imported before somebody asks for it."""
-    if name != "fit":
-        raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
-    with needs_torch("fitting a step"):
-        from lowtide.execute.fit import fit
-    return fit
+    """``capture`` and ``fit`` need torch, which is not imported before somebody asks for one of them."""
+    if name == "capture":
+        with needs_torch("capturing a step"):
+            from lowtide.trace.step.capture import capture
+        return capture
+    if name == "fit":
+        with needs_torch("fitting a step"):
+            from lowtide.execute.fit import fit
+        return fit
+    raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

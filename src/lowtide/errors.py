@@ -80,7 +80,7 @@ class InfeasibleError(PlanError):
 
     ``smallest_budget`` is the smallest for which a plan is known, ``floor`` one below which none exists;
     ``proven`` says that none exists for the budget that was asked for. Both hold for the programs that
-    ``holds_for`` names, as :class:`lowtide.plan.plan.HoldsFor` does. ``plain_peak`` and ``plain_seconds`` are
+    ``holds_for`` names, as ``HoldsFor`` of a plan does. ``plain_peak`` and ``plain_seconds`` are
     what the step takes without a plan, where that is known, and ``solve_seconds`` what the search took.
     ``known`` is the schedule with the smallest peak, where one was looked for.
     """

@@ -18,8 +18,8 @@ from lowtide.errors import FileError, FormatError, InfeasibleError
 from lowtide.formats import dot, native
 from lowtide.graph import Source
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.costs import Costs
-from lowtide.plan.make import make_plan
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.program.costs import Costs
 from lowtide.printable import printable
 from lowtide.report.page import Case, page
 from tests.fuzz_commands import document

@@ -13,7 +13,9 @@ from tests.conftest import document_path
 DRIVER = """
 import os, signal, sys, threading
 from lowtide.commands.main import main
-from lowtide.plan import make, portfolio, rows
+from lowtide.plan.make import make_plan as make
+from lowtide.plan.recompute import portfolio
+from lowtide.plan.bounds import model as rows
 kind, moment, *arguments = sys.argv[1:]
 
 def strike(delay=0.0):

@@ -6,12 +6,12 @@ import torch
 from click.testing import CliRunner
 
 from lowtide import zoo
-from lowtide.capture.step import capture
 from lowtide.commands.demo import _planned
 from lowtide.commands.main import cli
 from lowtide.errors import LowtideError
 from lowtide.execute.fit import fit
-from lowtide.execute.planning import Kept, Settings
+from lowtide.execute.planning.plan_step import Kept, Settings
+from lowtide.trace.step.capture import capture
 from tests.steps import described
 
 SOURCE = """
@@ -41,8 +41,8 @@ TILES = ("--only", "recompute,tile", "--device", "cpu")
 def _hurried(monkeypatch, tmp_path):
     """No time is spent on how small a budget may be, costs are the same everywhere, and capturing may take long."""
     torch._dynamo.reset()
-    monkeypatch.setattr("lowtide.plan.smallest._aim", lambda *_, **__: None)
-    monkeypatch.setattr("lowtide.execute.attempts._PATIENCE", 1000)
+    monkeypatch.setattr("lowtide.plan.recompute.smallest_budget._aim", lambda *_, **__: None)
+    monkeypatch.setattr("lowtide.execute.tiling.search._PATIENCE", 1000)
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     described(tmp_path / "cache")
 

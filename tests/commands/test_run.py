@@ -9,9 +9,9 @@ from lowtide import zoo
 from lowtide.commands.main import cli, main
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
-from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.tiling import with_loop
-from lowtide.plan.program import Program
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.tiling.plan_tiles import with_loop
+from lowtide.plan.program.instructions import Program
 from tests.commands.refusal import refused
 from tests.fuzz_commands import document, joint
 
@@ -194,7 +194,7 @@ def test_so_they_do_where_a_budget_is_given(function, problem, own, capsys):
 )  # fmt: skip
 def test_bad_usage_exits_2_before_anything_runs(arguments, problem, own, capsys, monkeypatch):
     monkeypatch.chdir(own.parent)
-    monkeypatch.setattr("lowtide.execute.compare.compare", None)
+    monkeypatch.setattr("lowtide.execute.compare.compare.compare", None)
     assert problem in refused("run", f"{own}:ok", *arguments, capsys=capsys)
     assert list(own.parent.glob("*.json")) == []
 

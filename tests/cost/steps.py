@@ -5,7 +5,7 @@ import functools
 import torch
 
 from lowtide.execute.backend import compile_with
-from lowtide.plan.plain import store_all
+from lowtide.plan.program.simple import store_all
 
 
 class Captured:

@@ -16,7 +16,7 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.measure import measure
 from lowtide.cost.record import record
 from lowtide.cost.watch import watch_cpu
-from lowtide.execute.profiling import measured_profile
+from lowtide.execute.compare.profile import measured_profile
 from tests.cost.busy import Ticking
 from tests.cost.plain import environment
 from tests.cost.steps import Captured, parameter

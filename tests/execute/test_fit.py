@@ -9,8 +9,8 @@ import torch
 
 import lowtide
 from lowtide.errors import InfeasibleError, PlanError, RunError
-from lowtide.execute.compare import compare
-from lowtide.plan.program import Run
+from lowtide.execute.compare.compare import compare
+from lowtide.plan.program.instructions import Run
 from tests.cost.busy import Ticking
 from tests.execute.small import batch, network
 from tests.execute.small import loss_of as loss
@@ -142,7 +142,7 @@ def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
     def never(*_, **__):
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("lowtide.execute.planning.make_plan", never)
+    monkeypatch.setattr("lowtide.execute.planning.plan_step.make_plan", never)
     assert lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan == first
     assert path.exists()
 

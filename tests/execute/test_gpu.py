@@ -6,7 +6,7 @@ import torch
 from lowtide import zoo
 from lowtide.errors import RunError
 from lowtide.execute.backend import PROGRAMS
-from lowtide.execute.compare import compare
+from lowtide.execute.compare.compare import compare
 from lowtide.execute.fit import fit
 
 pytestmark = [

@@ -18,9 +18,9 @@ from lowtide.formats.tilelog.script import RESULT
 from lowtide.formats.tilelog.tiled import format_tiles, tile_records
 from lowtide.graph import Phase
 from lowtide.graph.tiles import Cut, layers, tile_input, tile_output
-from lowtide.plan.program import Loop
+from lowtide.plan.program.instructions import Loop
 from tests.conftest import document_path
-from tests.execute.tiles import in_tiles, owning
+from tests.execute.tiling.tiles import in_tiles, owning
 from tests.graph.tiles.poison import run, run_tiled
 
 GRID = Cut((4, 4))

@@ -11,7 +11,7 @@ import heapq
 from itertools import combinations
 
 from lowtide.graph import RESIDENT_ROLES, Phase, Role
-from lowtide.plan.program import Drop, Program, Run
+from lowtide.plan.program.instructions import Drop, Program, Run
 
 
 class TooLargeError(Exception):

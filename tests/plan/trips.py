@@ -1,6 +1,6 @@
 """Storages on random ways to the host and back."""
 
-from lowtide.plan.offload import Trip
+from lowtide.plan.offload.trips import Trip
 
 
 def some_trips(problem, draw):

@@ -10,7 +10,7 @@ tensors; ``|`` is where backward begins.
 import re
 
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
-from lowtide.plan.program import Drop, Fetch, Program, Run, Send
+from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 
 _LINE = re.compile(r"(?P<name>\S+): ?(?P<reads>[^>@]*?) ?-> ?(?P<makes>[^@]*?)(?: @(?P<marks>.*))?")
 

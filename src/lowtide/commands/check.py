@@ -7,8 +7,8 @@ import click
 from lowtide.commands.common import json_option, print_json, say
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
-from lowtide.plan.plan import Plan
-from lowtide.plan.valid import check_plan
+from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.validate import check_plan
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 

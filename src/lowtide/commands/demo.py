@@ -17,8 +17,8 @@ from lowtide.report.page import Case, page
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.execute.compare import Comparison
-    from lowtide.plan.plan import Plan
+    from lowtide.execute.compare.compare import Comparison
+    from lowtide.plan.result.plan import Plan
     from lowtide.zoo import Built
 
 __all__ = ["demo"]
@@ -85,7 +85,7 @@ def _planned(built: Built, share: str) -> tuple[Plan, str]:
 
 
 def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
-    from lowtide.execute.compare import compare
+    from lowtide.execute.compare.compare import compare
 
     return compare(
         built.model,

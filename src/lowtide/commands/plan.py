@@ -28,14 +28,14 @@ from lowtide.formats.registry import read_file
 from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.costs import Costs
-from lowtide.plan.in_place import pointwise
-from lowtide.plan.lanes import Link
-from lowtide.plan.leaves import parse_offload
-from lowtide.plan.make import make_plan
-from lowtide.plan.plan import Plan, by_means
-from lowtide.plan.short import short_seconds
-from lowtide.plan.sweep import Point, Sweep, sweep
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.make.sweep import Point, Sweep, sweep
+from lowtide.plan.offload.parameters import parse_offload
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.in_place import pointwise
+from lowtide.plan.program.short_reruns import short_seconds
+from lowtide.plan.result.plan import Plan, by_means
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
@@ -171,7 +171,7 @@ def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
         return ["recompute"]
     with needs_torch("planning a PyTorch step"):
         from lowtide.cost.probe import best_device
-        from lowtide.execute.planning import usual_means
+        from lowtide.execute.planning.plan_step import usual_means
     return list(usual_means(device or best_device()))
 
 
@@ -231,7 +231,7 @@ def _in_tiles(
         from lowtide import zoo
         from lowtide.cost.probe import best_device
         from lowtide.execute.fit import fit
-        from lowtide.execute.state import usual_optimizer
+        from lowtide.execute.memory.optimizer_state import usual_optimizer
 
     built = zoo.build(target, device=device or best_device())
     made = fit(
@@ -268,9 +268,9 @@ def _source(
         from lowtide import zoo
         from lowtide.cost.probe import best_device
         from lowtide.execute.fit import fit
-        from lowtide.execute.planning import device_of
-        from lowtide.execute.room import Room
-        from lowtide.execute.state import state_of, usual_optimizer
+        from lowtide.execute.memory.device import Room
+        from lowtide.execute.memory.optimizer_state import state_of, usual_optimizer
+        from lowtide.execute.planning.plan_step import device_of
 
     built = zoo.build(target, device=device or best_device())
     origin = cost if cost in ("measured", "estimated") else "measured"
@@ -303,7 +303,7 @@ def _link(kind: str, means: Sequence[str]) -> Link | None:
     if "offload" not in means:
         return None
     with needs_torch("measuring the link to the host"):
-        from lowtide.execute.planning import link_of
+        from lowtide.execute.planning.plan_step import link_of
     return link_of(kind)
 
 
@@ -313,7 +313,7 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
         return Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
     if cost == "estimated":
         with needs_torch("estimating costs for this machine"):
-            from lowtide.execute.planning import costs_of, device_of
+            from lowtide.execute.planning.plan_step import costs_of, device_of
         return costs_of(graph, (), device_of(graph), None, "estimated")
     if cost not in (None, "measured"):
         return _costs_from(str(cost), len(graph.ops))

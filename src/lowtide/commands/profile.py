@@ -22,7 +22,7 @@ from lowtide.printable import printable
 from lowtide.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.execute.profiling import Profile
+    from lowtide.execute.compare.profile import Profile
     from lowtide.zoo import Built
 
 __all__ = ["profile"]
@@ -75,7 +75,7 @@ def profile(
 
 def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Profile:
     from lowtide.cost.probe import environment
-    from lowtide.execute.profiling import measured_profile
+    from lowtide.execute.compare.profile import measured_profile
 
     where = environment(device)
     folder = cache_folder()
@@ -103,7 +103,7 @@ def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Prof
 
 def _estimated(built: Built, kind: str) -> Profile:
     from lowtide.cost.probe import environment, measure_device
-    from lowtide.execute.profiling import estimated_profile
+    from lowtide.execute.compare.profile import estimated_profile
 
     folder = cache_folder()
     device = load_device(folder, environment(kind))

@@ -21,16 +21,16 @@ from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
-from lowtide.plan.leaves import parse_offload
-from lowtide.plan.plan import Plan
-from lowtide.plan.program import Loop, Program
-from lowtide.plan.valid import valid_program
+from lowtide.plan.offload.parameters import parse_offload
+from lowtide.plan.program.instructions import Loop, Program
+from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.validate import valid_program
 from lowtide.printable import printable
 from lowtide.suggest import did_you_mean
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.execute.compare import Comparison
+    from lowtide.execute.compare.compare import Comparison
     from lowtide.zoo import Built
 
 __all__ = ["run"]
@@ -85,9 +85,9 @@ def run(
     with needs_torch("running a step"):
         from lowtide import zoo
         from lowtide.execute.backend import PROGRAMS
-        from lowtide.execute.compare import compare
+        from lowtide.execute.compare.compare import compare
         from lowtide.execute.fit import fit
-        from lowtide.execute.state import usual_optimizer
+        from lowtide.execute.memory.optimizer_state import usual_optimizer
 
     built = zoo.build(target, device=device, seed=seed)
     if "optimizer" in leaving and built.ending is not None:

@@ -129,7 +129,7 @@ def _ran(target: str, cut: Cut, until: str, own: Own) -> dict[str, Any]:
         raise TileError(f"{target}: a file tells what a step does and cannot be run; give its TARGET")
     with needs_torch("running a PyTorch step"):
         from lowtide import zoo
-        from lowtide.execute.tiled import run_tiles
+        from lowtide.execute.compare.tiles import run_tiles
     built = zoo.build(target)
     if not built.trains:
         raise TileError(f"{built.name} has no backward pass, and --run compares gradients: leave it out")
@@ -157,7 +157,7 @@ def _graph(target: str, own: str) -> tuple[str, Graph]:
         return target, check_calls(graph)
     with needs_torch("capturing a PyTorch step"):
         from lowtide import zoo
-        from lowtide.execute.graphs import graph_of
+        from lowtide.execute.compare.graphs import graph_of
     built = zoo.build(target)
     example = (built.model, *built.batch)
     return built.name, graph_of(built.loss, example, trains=built.trains, input_gradients=own == "input")

@@ -11,37 +11,37 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-from lowtide.capture.compat import trust_no_dict_versions
-from lowtide.capture.dynamo import adapt_dynamo, lowtides
-from lowtide.capture.joint import Joint, Leaf, read_joint
-from lowtide.capture.kernels import eager_kernels
-from lowtide.capture.layouts import layouts_of, learned
-from lowtide.capture.leaves import leaves_of
-from lowtide.capture.marks import gradient_marks
-from lowtide.capture.refusal import (
+from lowtide.errors import LowtideError, RunError
+from lowtide.execute.compile.first_call import State, Unplanned, Watch
+from lowtide.execute.compile.partition import shells
+from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
+from lowtide.execute.planning.plan_step import Settings
+from lowtide.execute.runtime.in_place import able_in_place
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.parameter_offload import bring_back, guarded
+from lowtide.execute.tiling.plan_tiles import has_loop, with_loop
+from lowtide.graph import Graph
+from lowtide.plan.program.in_place import with_in_place
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.result.plan import Plan
+from lowtide.suggest import did_you_mean
+from lowtide.trace.eager.compat import trust_no_dict_versions
+from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
+from lowtide.trace.eager.kernels import eager_kernels
+from lowtide.trace.eager.layouts import layouts_of, learned
+from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.refusal import (
     raise_through,
     refuse_graph_breaks,
     refuse_what_depends_on_values,
     traced,
 )
-from lowtide.capture.rewrite import as_eager
-from lowtide.capture.sizes import has_numbers, has_symbols
-from lowtide.errors import LowtideError, RunError
-from lowtide.execute.first_call import State, Unplanned, Watch
-from lowtide.execute.in_place import able_in_place
-from lowtide.execute.interpreter import Interpreter
-from lowtide.execute.planned import Planned, Rehearsal
-from lowtide.execute.planning import Settings
-from lowtide.execute.remember import REMEMBERED, Remembering, alive
-from lowtide.execute.shells import shells
-from lowtide.execute.tiling import has_loop, with_loop
-from lowtide.execute.travel import bring_back, guarded
-from lowtide.graph import Graph
-from lowtide.plan.in_place import with_in_place
-from lowtide.plan.plain import offload_all, recompute_all, store_all
-from lowtide.plan.plan import Plan
-from lowtide.plan.program import Program
-from lowtide.suggest import did_you_mean
+from lowtide.trace.step.joint import Joint, Leaf, read_joint
+from lowtide.trace.step.leaves import leaves_of
+from lowtide.trace.step.marks import gradient_marks
+from lowtide.trace.step.sizes import has_numbers, has_symbols
 
 __all__ = ["PROGRAMS", "backend", "compile_planned", "compile_with"]
 

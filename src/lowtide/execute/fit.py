@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from lowtide.capture.dynamo import fresh, lowtides
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
-from lowtide.execute.planned import Rehearsal, Rehearsed
-from lowtide.execute.planning import Settings
-from lowtide.execute.travel import bring_back
-from lowtide.execute.user_code import in_the_users_terms
-from lowtide.plan.plan import Plan
+from lowtide.execute.compile.planned import Rehearsal, Rehearsed
+from lowtide.execute.compile.user_code import in_the_users_terms
+from lowtide.execute.planning.plan_step import Settings
+from lowtide.execute.runtime.parameter_offload import bring_back
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.dynamo import fresh, lowtides
 
 __all__ = ["Fitted", "fit"]
 

@@ -7,9 +7,9 @@ import random
 import torch
 from torch import fx
 
-from lowtide.capture.builder import Builder
 from lowtide.graph import Phase, Rect, Role
 from lowtide.graph.access import Only, Whole, access, check_calls
+from lowtide.trace.step.builder import Builder
 
 aten = torch.ops.aten
 

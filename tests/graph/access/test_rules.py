@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lowtide import zoo
-from lowtide.capture.step import capture
 from lowtide.errors import GraphError
 from lowtide.graph import Graph, Op, Phase, Rect, Tensor
 from lowtide.graph.access import Relation, Same, Whole, access, check_calls
+from lowtide.trace.step.capture import capture
 from lowtide.zoo import locallyconnected
 from tests.graph.access.probe import Probe, aten, tensor
 

@@ -13,10 +13,10 @@ from lowtide.plan.baselines.common import keeping, segmented, unrepeatable
 from lowtide.plan.baselines.dtr import dtr
 from lowtide.plan.baselines.keep_all import keep_all
 from lowtide.plan.baselines.lower_sets import MOST_SETS, lower_sets_approximate, lower_sets_exact
-from lowtide.plan.check import check
-from lowtide.plan.plain import kept_throughout, recompute_all, store_all
-from lowtide.plan.program import Run
-from lowtide.plan.simulate import simulate
+from lowtide.plan.check.checker import check
+from lowtide.plan.program.instructions import Run
+from lowtide.plan.program.simple import kept_throughout, recompute_all, store_all
+from lowtide.plan.program.simulate import simulate
 from tests.plan.baselines.graphs import chain, unit_seconds
 from tests.plan.graphs import training_steps
 

@@ -8,7 +8,7 @@ import lowtide
 from lowtide.errors import PlanError
 from lowtide.graph import Phase
 from lowtide.plan.baselines import BASELINES, run_seconds
-from lowtide.plan.check import check
+from lowtide.plan.check.checker import check
 
 DOCUMENT = Path(__file__).parents[3] / "examples" / "documents" / "000_1953327273121cc3.txt"
 PLAIN = 7_329_956_112

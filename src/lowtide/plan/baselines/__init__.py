@@ -2,7 +2,7 @@
 
 Each is called as ``planner(graph, seconds, budget, workspace_bytes=...)``, with seconds and bytes for every
 operator, and gives a Program whose simulated peak is inside the budget, or a PlanError. PyTorch's partitioner
-needs a captured step and is found in ``execute/partitioner.py``.
+needs a captured step and is found in ``execute/compare/partitioner.py``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from lowtide.errors import PlanError
 from lowtide.graph import Graph
 from lowtide.plan.baselines.checkmate import checkmate
 from lowtide.plan.baselines.chen import chen
-from lowtide.plan.baselines.common import Baseline, run_seconds
+from lowtide.plan.baselines.common import Baseline, cheapest, keeping, run_seconds
 from lowtide.plan.baselines.dtr import dtr
 from lowtide.plan.baselines.keep_all import keep_all
 from lowtide.plan.baselines.lower_sets import lower_sets_approximate, lower_sets_exact
-from lowtide.plan.program import Program
+from lowtide.plan.program.instructions import Program
 from lowtide.units import format_bytes
 
-__all__ = ["BASELINES", "Baseline", "best", "run_seconds"]
+__all__ = ["BASELINES", "Baseline", "best", "cheapest", "keeping", "run_seconds"]
 
 BASELINES: dict[str, Baseline] = {
     "keep-all": keep_all,

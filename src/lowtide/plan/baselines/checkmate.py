@@ -22,11 +22,11 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph
 from lowtide.plan.baselines.common import unrepeatable, within
-from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plain import forward_count, kept_throughout, with_drops
-from lowtide.plan.program import Program
-from lowtide.plan.simulate import simulate
-from lowtide.plan.solver import new_solver, run_solver
+from lowtide.plan.bounds.highs import new_solver, run_solver
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.memory import Memory, allocated_bytes
+from lowtide.plan.program.simple import forward_count, kept_throughout, with_drops
+from lowtide.plan.program.simulate import simulate
 from lowtide.units import format_bytes
 
 __all__ = ["MOST_OPERATORS", "checkmate"]

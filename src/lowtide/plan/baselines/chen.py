@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from lowtide.graph import Graph
 from lowtide.plan.baselines.common import cheapest, segmented
-from lowtide.plan.plain import forward_count
-from lowtide.plan.program import Program
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import forward_count
 
 __all__ = ["chen"]
 

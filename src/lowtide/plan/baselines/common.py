@@ -7,9 +7,9 @@ from typing import Protocol
 
 from lowtide.errors import PlanError
 from lowtide.graph import RESIDENT_ROLES, Graph
-from lowtide.plan.plain import forward_count, kept_throughout, makers_of, with_drops
-from lowtide.plan.program import Program, Run
-from lowtide.plan.simulate import simulate
+from lowtide.plan.program.instructions import Program, Run
+from lowtide.plan.program.simple import forward_count, kept_throughout, makers_of, with_drops
+from lowtide.plan.program.simulate import simulate
 from lowtide.units import format_bytes
 
 __all__ = ["Baseline", "cheapest", "homes", "keeping", "run_seconds", "segmented", "unrepeatable", "within"]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Op
 from lowtide.plan.baselines.common import homes, unrepeatable, within
-from lowtide.plan.memory import Memory, allocated_bytes
-from lowtide.plan.plain import forward_count, kept_throughout, with_drops
-from lowtide.plan.program import Program, Run
+from lowtide.plan.program.instructions import Program, Run
+from lowtide.plan.program.memory import Memory, allocated_bytes
+from lowtide.plan.program.simple import forward_count, kept_throughout, with_drops
 from lowtide.units import format_bytes
 
 __all__ = ["dtr"]

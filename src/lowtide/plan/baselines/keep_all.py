@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lowtide.graph import Graph
 from lowtide.plan.baselines.common import cheapest
-from lowtide.plan.plain import store_all
-from lowtide.plan.program import Program
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import store_all
 
 __all__ = ["keep_all"]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from lowtide.errors import PlanError
 from lowtide.graph import Graph
 from lowtide.plan.baselines.common import cheapest, homes, segmented, unrepeatable
-from lowtide.plan.memory import allocated_bytes
-from lowtide.plan.plain import forward_count, kept_throughout, store_all
-from lowtide.plan.program import Program
-from lowtide.plan.simulate import simulate
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.memory import allocated_bytes
+from lowtide.plan.program.simple import forward_count, kept_throughout, store_all
+from lowtide.plan.program.simulate import simulate
 
 __all__ = ["lower_sets_approximate", "lower_sets_exact"]
 

@@ -1,0 +1,217 @@
+"""A step captured, costed and timed: everything that ``lowtide profile`` writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from lowtide.cost import Cost, Note, NoteKind, Span, Step, validate_step
+from lowtide.cost.cache import CostCache
+from lowtide.cost.device import Device, Environment
+from lowtide.cost.estimate import estimate
+from lowtide.cost.measure import Measured, Progress, measure
+from lowtide.cost.record import record
+from lowtide.cost.watch import Marker
+from lowtide.errors import CaptureError, RunError
+from lowtide.execute.backend import compile_with
+from lowtide.execute.compile.untouched import untouched
+from lowtide.execute.compile.user_code import check_loss, check_number, in_the_users_terms, too_large
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.graph import Graph
+from lowtide.plan.program.simple import store_all
+from lowtide.trace.eager.dynamo import fresh, lowtides
+from lowtide.trace.step.capture import capture
+from lowtide.trace.step.ending import read_update
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["Ending", "Profile", "estimated_profile", "measured_profile"]
+
+Ending = Callable[[nn.Module], None]
+"""An update that ends a step: changes the parameters of a model in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A step with its costs; ``measured`` says where they come from, None for estimates."""
+
+    step: Step
+    measured: Measured | None = None
+
+
+def measured_profile(
+    function: Callable[..., Any],
+    example: Sequence[Any],
+    environment: Environment,
+    *,
+    trains: bool = True,
+    update: Ending | None = None,
+    cache: CostCache | None = None,
+    time_limit: float = 60.0,
+    progress: Progress | None = None,
+) -> Profile:
+    """The step ``function(*example)``, every operator measured, and the spans of one run.
+
+    Where ``trains``, the backward pass of the scalar that the function returns belongs to it; ``update`` ends
+    it by changing the model that the example starts with. Parameters, gradients, buffers and random state are
+    afterwards what they were before. New figures are added to the cache, whose owner saves it.
+    """
+    with _untouched(example, parameters=update is not None):
+        captured = _compiled(function, example, trains)
+        if trains:
+            _check_loss(captured.joint)
+        ending = None if update is None else read_update(captured.joint, example[0], update)
+        graph = captured.joint.graph if ending is None else ending.graph
+        targets = [call.target for call in captured.joint.calls] + ([] if ending is None else ending.targets)
+
+        def run(marker: Marker) -> None:
+            captured.run(marker)
+            if ending is not None:
+                ending.run(example[0], marker)
+
+        found = measure(graph, targets, run, cache=cache, time_limit=time_limit, progress=progress)
+        spans = record(graph, run)
+    return Profile(_step(graph, found.costs, environment, spans, tuple(_notes(found))), found)
+
+
+def _notes(found: Measured) -> Iterator[Note]:
+    if found.once:
+        text = f"{found.once} operators were timed on a single run, without warming up"
+        yield Note(NoteKind.ASSUMPTION, text)
+    if found.disturbed:
+        text = (
+            f"{found.disturbed} operators were measured while the machine was busy: their times are those of "
+            "their quickest calls; measure again when it is quiet"
+        )
+        yield Note(NoteKind.ASSUMPTION, text)
+
+
+def estimated_profile(
+    function: Callable[..., Any],
+    example: Sequence[Any],
+    device: Device,
+    *,
+    trains: bool = True,
+    update: Ending | None = None,
+) -> Profile:
+    """The step ``function(*example)``, every operator estimated; none is run."""
+    with _untouched(example), in_the_users_terms(), _gradients(trains):
+        captured = capture(function, *example)
+    if trains:
+        _check_loss(captured.joint)
+    if update is not None:
+        captured = captured.with_update(example[0], update)
+    graph = captured.step.graph
+    return Profile(_step(graph, estimate(graph, device), device.environment))
+
+
+def _step(
+    graph: Graph,
+    costs: tuple[Cost, ...],
+    environment: Environment,
+    spans: tuple[Span, ...] = (),
+    notes: tuple[Note, ...] = (),
+) -> Step:
+    where = {
+        "name": environment.name,
+        "kind": environment.kind,
+        "versions": environment.versions,
+        "settings": environment.settings,
+    }
+    attributes = graph.attributes | {"environment": where}
+    named = Graph(graph.tensors, graph.ops, graph.name, graph.ordered, attributes)
+    return validate_step(Step(named, "capture", costs, spans, notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A step, and how to run it once with a marker."""
+
+    joint: Joint
+    run: Callable[[Marker], None]
+
+
+class _Enough(Exception):  # noqa: N818  it is no error
+    """Raised before the first operator: the step is captured, and nobody wants it to run yet."""
+
+
+class _Stop(Marker):
+    def before(self, op: int) -> None:
+        raise _Enough(op)
+
+
+def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool) -> _Compiled:
+    """The step as one graph that can be run, which capture alone does not give; nothing of it has run."""
+    made: list[Interpreter] = []
+
+    def seen(interpreter: Interpreter) -> None:
+        interpreter.marker = _Stop()
+        made.append(interpreter)
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(module, inputs, store_all, seen, in_place=False)
+
+    compiled = torch.compile(fresh(function), backend=lowtides(backend), dynamic=False, fullgraph=True)
+
+    def once() -> None:
+        with _gradients(trains):
+            result = compiled(*example)
+        if not trains:
+            return
+        check_loss(result)
+        result.backward()
+
+    with in_the_users_terms(), contextlib.suppress(_Enough):
+        once()
+    if len(made) != 1:
+        raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
+
+    def run(marker: Marker) -> None:
+        made[0].marker = marker
+        try:
+            once()
+        except torch.OutOfMemoryError as error:
+            raise too_large(error) from error
+        finally:
+            made[0].marker = None
+
+    return _Compiled(made[0].joint, run)
+
+
+def _gradients(wanted: bool) -> contextlib.AbstractContextManager[None]:
+    return torch.enable_grad() if wanted else torch.no_grad()
+
+
+def _check_loss(joint: Joint) -> None:
+    """Refuse what has no backward pass of its own, before anything runs."""
+    if not joint.tangents:
+        raise RunError("the loss does not depend on any parameter: there is no backward pass")
+    results = [joint.values[t] for t in joint.tangents]
+    if len(results) > 1:
+        what = " and ".join(f"a tensor of shape {tuple(one.shape)}" for one in results)
+        raise RunError(f"the loss must be a single number to have a backward pass; it is {what}")
+    check_number(tuple(results[0].shape), results[0].dtype)
+
+
+@contextlib.contextmanager
+def _untouched(example: Sequence[Any], *, parameters: bool = False) -> Iterator[None]:
+    """Afterwards gradients, buffers, random states and, if asked, parameters are what they were."""
+    modules = [part for part in example if isinstance(part, nn.Module)]
+    leaves = [leaf for leaf in tree_leaves(list(example)) if isinstance(leaf, torch.Tensor)]
+    leaves += [parameter for module in modules for parameter in module.parameters()]
+    changed = [buffer for module in modules for buffer in module.buffers()]
+    changed += [p for module in modules for p in module.parameters()] if parameters else []
+    gradients = [(leaf, leaf.grad) for leaf in leaves if leaf.is_leaf]
+    with untouched(changed, [leaf.device for leaf in leaves]):
+        try:
+            for leaf, _ in gradients:
+                leaf.grad = None
+            yield
+        finally:
+            for leaf, gradient in gradients:
+                leaf.grad = gradient

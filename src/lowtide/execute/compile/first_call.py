@@ -1,0 +1,164 @@
+"""A captured function that is compiled at its first call, when its arguments are there to try it with.
+
+Whatever was captured is rehearsed: one step, without a trace, in which every result is held against what the
+capture says of it. Where one lies in memory otherwise than torch's tracing says, the function is captured
+again with that known.
+"""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from lowtide.errors import LowtideError, PlanError, RunError
+from lowtide.execute.compile.trial import Outcome, stepped
+from lowtide.execute.memory.out_of_memory import ran_out
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.parameter_offload import bring_back
+from lowtide.execute.runtime.witness import Witness
+from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import store_all
+from lowtide.trace.eager.layouts import Layouts, fake_arguments
+from lowtide.trace.step.joint import Joint, Leaf
+
+__all__ = ["Compile", "FirstCall", "State", "Unplanned", "Watch"]
+
+Programs = Callable[[Joint], Program]
+Watch = Callable[[Interpreter], None]
+State = Callable[[], Sequence[torch.Tensor]]
+Compile = Callable[
+    [fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch, State], Callable[..., Any]
+]
+"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter.
+
+The state is that of an optimiser.
+"""
+
+_CAPTURES = 8
+"""A function is captured so many times at most: what is learned shows what else is to be learned."""
+
+
+class FirstCall(ABC):
+    """The function, made ready at its first call."""
+
+    def __init__(
+        self, module: fx.GraphModule, leaves: Sequence[Leaf], compiler: Compile, layouts: Layouts
+    ) -> None:
+        self.module, self.leaves, self._compiler, self.layouts = module, leaves, compiler, layouts
+        self._state: State = tuple
+        self._ready: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments."""
+        if self._ready is None:
+            self._ready = self.made(arguments)
+        return self._ready(*arguments)
+
+    def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The function, captured again until what it gives is what the capture says."""
+        for _ in range(_CAPTURES):
+            witness = Witness(self.layouts)
+            ready = self.make(arguments, witness)
+            if ready is not None:
+                return ready
+            if not witness.learned:
+                break
+        raise RunError(
+            f"a result lies in memory otherwise than torch says while it traces: {witness.about}. The step "
+            "cannot be captured as it runs; report this with your version of torch and the line that it is in"
+        )
+
+    @abstractmethod
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function, rehearsed before the witness; None where what it gave was not as captured."""
+
+    def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
+        """The function for the shapes of these arguments, run by a Program."""
+        mode = self.layouts.mode()
+        with tracing(TracingContext(mode)):
+            inputs = fake_arguments(mode, arguments)
+            return self._compiler(self.module, self.leaves, inputs, program, watch, self._state)
+
+    def rehearsed(
+        self,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+        left: Callable[[Outcome], None] | None = None,
+    ) -> bool:
+        """Whether all results of one step, which leaves no trace, are what the capture says of them.
+
+        ``left`` is shown what the step leaves behind.
+        """
+        interpreter.watched.witness = witness
+        before = witness.differing
+        try:
+            outcome = stepped(function, arguments, self.leaves, interpreter.joint)
+            if left is not None and witness.differing == before:
+                left(outcome)
+        except LowtideError:
+            raise
+        except Exception as error:  # what was captured wrongly may end in anything
+            if witness.differing == before or ran_out(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+        finally:
+            interpreter.watched.witness = None
+            bring_back()
+        return witness.differing == before
+
+
+class Unplanned(FirstCall):
+    """The function run by a Program that needs no figures."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compile,
+        layouts: Layouts,
+        program: Programs,
+        watch: Watch | None,
+        state: State,
+    ) -> None:
+        super().__init__(module, leaves, compiler, layouts)
+        self._program, self._watch, self._state = program, watch, state
+
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function, rehearsed."""
+        made: list[Interpreter] = []
+        try:
+            ready = self.compiled(arguments, self._program, made.append)
+        except PlanError:  # a program that is given may be of the step as it really runs: not known yet
+            if self._as_captured(arguments, witness):
+                raise
+            return None
+        if made and not self.rehearsed(ready, made[-1], arguments, witness):
+            return None
+        if made and self._watch is not None:
+            self._watch(made[-1])
+        return ready
+
+    def _as_captured(self, arguments: Sequence[Any], witness: Witness) -> bool:
+        """Whether the step, by the plain program, and its tiles run as they were captured."""
+        made: list[Interpreter] = []
+        plain = self.compiled(arguments, lambda joint: store_all(joint.graph), made.append)
+        if not made:
+            return True
+        if not self.rehearsed(plain, made[-1], arguments, witness):
+            return False
+        joint = made[-1].joint
+        program = self._program(joint)
+        if not has_loop(program):
+            return True
+        before = witness.learned
+        cut_as_it_runs(joint, program, arguments, witness, self._state())
+        return witness.learned == before

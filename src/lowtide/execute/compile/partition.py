@@ -1,0 +1,89 @@
+"""What AOTAutograd wants of a partitioner: modules that show what goes in and comes out of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.execute.runtime.copies import Form
+from lowtide.execute.runtime.interpreter import Interpreter
+
+__all__ = ["shells"]
+
+
+def shells(
+    joint: fx.GraphModule, interpreter: Interpreter, num_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward as the interpreter will run them: inputs, outputs and what passes between."""
+    nodes = list(joint.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    results = list(nodes[-1].args[0])
+    of_tensor: dict[int, fx.Node] = {}
+    for node, tensor in interpreter.joint.tensor_of.items():
+        of_tensor.setdefault(tensor, node)
+    saved = [of_tensor.get(t) or _unnamed(interpreter, t) for t in interpreter.saved]
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    more = _host_values(joint, interpreter)
+    forward = _shell(joint, [(n.name, n.meta) for n in primals], [*results[:num_outputs], *saved], more)
+    into = [(f"saved_{n.name}", n.meta) for n in saved]
+    into += [(f"on_host_{k}", {"val": value}) for k, value in enumerate(more)]
+    into += [(n.name, n.meta) for n in tangents]
+    backward = _shell(joint, into, results[num_outputs:], [])
+    return forward, backward
+
+
+def _unnamed(interpreter: Interpreter, tensor: int) -> fx.Node:
+    """What stands for a result that no operator of the traced graph reads."""
+    node = fx.Graph().placeholder(f"tensor_{tensor}")
+    node.meta = {"val": interpreter.joint.values[tensor]}
+    return node
+
+
+def _host_values(joint: fx.GraphModule, interpreter: Interpreter) -> list[Any]:
+    """How bytes and random states on the host look to AOTAutograd."""
+    values = (node.meta.get("val") for node in joint.graph.nodes)
+    mode = next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
+    sizes = [Form.of(interpreter.joint.values[t]).storage_bytes for t in interpreter.hosts]
+    with mode:
+        found = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    return found + [mode.from_tensor(torch.default_generator.get_state()) for _ in interpreter.states]
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("this module only shows inputs and outputs; the interpreter runs the step")
+
+
+def _shell(
+    joint: fx.GraphModule,
+    inputs: Sequence[tuple[str, Any]],
+    outputs: Sequence[Any],
+    more: Sequence[Any],
+) -> fx.GraphModule:
+    """A module with these inputs and outputs, and one call that stands for everything between."""
+    graph = fx.Graph()
+    made = []
+    for name, meta in inputs:
+        node = graph.placeholder(name)
+        node.meta = dict(meta)
+        made.append(node)
+    call = graph.call_function(_nothing, tuple(made))
+    found: list[Any] = []
+    for k, output in enumerate(outputs):
+        if not isinstance(output, fx.Node):
+            found.append(output)
+            continue
+        node = graph.call_function(_nothing, (call, k))
+        node.meta = dict(output.meta)
+        # torch would expect these last; what is on the host is, and all are checked for changes alike
+        node.meta.pop("saved_tensor_with_no_vc_check", None)
+        found.append(node)
+    for value in more:
+        node = graph.call_function(_nothing, (call,))
+        node.meta = {"val": value}
+        found.append(node)
+    graph.output(tuple(found))
+    return fx.GraphModule(joint, graph)

@@ -1,0 +1,325 @@
+"""A captured function that is planned at its first call, when its arguments are there to measure it with."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from lowtide.cost.watch import Marker
+from lowtide.errors import CaptureError, InfeasibleError, PlanError
+from lowtide.execute.compile.first_call import Compile, FirstCall
+from lowtide.execute.compile.trial import no_trace
+from lowtide.execute.compile.verify import Verification
+from lowtide.execute.memory.device import Room
+from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
+from lowtide.execute.memory.out_of_memory import while_measuring
+from lowtide.execute.planning.plan_step import (
+    Kept,
+    Settings,
+    costs_of,
+    device_of,
+    measurable,
+    plan_joint,
+    warn_interrupted,
+)
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
+from lowtide.execute.runtime.witness import Witness
+from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, in_tiles, loop_of
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import store_all
+from lowtide.plan.program.simulate import simulate
+from lowtide.plan.result.plan import Plan, Side
+from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.units import format_seconds
+
+__all__ = ["Planned", "Rehearsal", "Rehearsed"]
+
+_WHOLE = 0.45
+"""Of the time limit, for a plan without tiles where they are looked for beside it."""
+_WHOLE_AUTO = 0.6
+"""The same where tiles are only looked for if nothing else fits."""
+_TILES = 0.38
+"""Of the time limit, for tiles at least."""
+_ALL = 0.95
+"""Of the time limit, for both: what has begun may take a little longer."""
+_PLANS = 3
+"""Tiles are planned so many times at most, until what is around them is known to fit."""
+_NO_TILES = 0.02
+"""Tiles are not looked for where a plan without them adds no more than this."""
+
+
+class Rehearsed(Exception):  # noqa: N818  it is no error
+    """Ends a call that was made to plan: nothing of the user's own code behind the step runs."""
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Whether a function is called to plan it, and what is asked of its first step then."""
+
+    now: bool = False
+    verify: bool = False
+    """Whether that is compared with eager PyTorch."""
+
+
+class Planned(FirstCall):
+    """The function, compiled twice at its first call: once to be measured, once to run as planned.
+
+    It is planned again where the optimiser's state has changed, as after the first step of all.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compile,
+        layouts: Layouts,
+        settings: Settings,
+        seen: Callable[[Plan], None] | None,
+        rehearsal: Rehearsal,
+    ) -> None:
+        super().__init__(module, leaves, compiler, layouts)
+        self._settings, self._seen, self._rehearsal = settings, seen, rehearsal
+        self._state: Callable[[], list[torch.Tensor]] = list
+        self._planned_for: Hashable = ()
+        self._fits = True
+        """Whether the step can be run to measure it."""
+        self._to_keep: tuple[Kept, Plan] | None = None
+        """A new plan in tiles, and where to put it."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
+        if self._ready is None or layout(self._state()) != self._planned_for:
+            self._ready = self.made(arguments)
+        if self._rehearsal.now:
+            raise Rehearsed
+        return self._ready(*arguments)
+
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function as it was planned, once a step of it has shown that it was captured as it runs."""
+        made: list[Interpreter] = []
+        bring_back()
+        device = Room(arguments).device
+        self._settings = self._settings.on(device.type)
+        self._state = state_of(self._settings.optimizer, device)
+        state = self._state()
+        self._planned_for = layout(state)
+        room = Room([*arguments, *state])
+        program = self._to_measure(room)
+        measuring = self.compiled(arguments, program, made.append)
+        joint = made[0].joint
+
+        def run(marker: Marker | None = None) -> bool:
+            made[0].marker = marker
+            try:
+                return self.rehearsed(measuring, made[0], arguments, witness)
+            except Exception as error:
+                told = while_measuring(error, room.device)
+                if told is None:
+                    raise
+                traceback.clear_frames(error.__traceback__)
+                raise told from error
+            finally:
+                made[0].marker = None
+
+        if self._fits and not run():
+            return None
+        pinned = _pinned(joint, arguments, state)
+        tiles_alone = "tile" in self._settings.only and not self._fits
+
+        def planned(again: Joint) -> Program:
+            if again.graph != joint.graph:  # a plan in tiles has a graph of its own
+                raise PlanError("the step was captured differently the second time; report this as a bug")
+            return plan.program
+
+        def promise(interpreter: Interpreter) -> None:
+            interpreter.plan = plan
+            made.append(interpreter)
+
+        for _ in range(_PLANS):
+            plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
+            ready = self.compiled(arguments, planned, promise)
+            if self._holds(plan, ready, made[-1], arguments, witness):
+                break
+        self._keep()
+        if self._seen is not None:
+            self._seen(plan)
+        if self._verified(plan, room):
+            verification = Verification(self.module, arguments, self.leaves, joint, plan)
+            same = self.rehearsed(ready, made[-1], arguments, witness, verification.compare)
+        else:  # all operators of a step without tiles were seen before
+            seen = self._fits and loop_of(plan.program) is None
+            same = seen or self.rehearsed(ready, made[-1], arguments, witness)
+        return ready if same else None
+
+    def _holds(
+        self,
+        plan: Plan,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+    ) -> bool:
+        """Whether a plan in tiles fits with what operators around its loops are now seen to need.
+
+        Some of them run for the first time: behind a loop, tensors lie in memory otherwise. What they need
+        was estimated, and is known from here on.
+        """
+        joint = interpreter.joint
+        if loop_of(plan.program) is None or plan.cost != "measured" or self._to_keep is None:
+            return True
+
+        def run(marker: Marker) -> None:
+            interpreter.marker = marker
+            try:
+                self.rehearsed(function, interpreter, arguments, witness)
+            finally:
+                interpreter.marker = None
+
+        costs = costs_of(joint.graph, [call.target for call in joint.calls], device_of(joint.graph), run)
+        workspace = [max(pair) for pair in zip(costs.workspace_bytes, plan.workspace_bytes, strict=True)]
+        taken = simulate(plan.graph, plan.program, workspace_bytes=workspace).peak_bytes + plan.beside_bytes
+        return taken <= plan.budget_bytes
+
+    def _keep(self) -> None:
+        """Put a new plan in tiles into the cache, once it is known to hold."""
+        if self._to_keep is not None:
+            kept, plan = self._to_keep
+            kept.store(plan)
+            self._to_keep = None
+
+    def _verified(self, plan: Plan, room: Room) -> bool:
+        """Whether the first step is compared with eager PyTorch, for which that must fit into the device."""
+        asked = self._rehearsal.now and self._rehearsal.verify
+        return asked and plan.plain.peak_bytes <= room.free_bytes()
+
+    def _best(
+        self,
+        joint: Joint,
+        run: Callable[[Marker], object] | None,
+        room: Room,
+        arguments: Sequence[Any],
+        state: Sequence[torch.Tensor],
+        pinned: Sequence[int],
+    ) -> Plan:
+        """The plan for the whole step, or one in tiles where they are allowed and faster, or alone fit.
+
+        ``run`` is None where the step can only run in tiles: the whole of it is estimated then.
+        """
+        settings = self._settings
+        self._to_keep = None
+        refused: InfeasibleError | None = None
+        whole: Plan | None = None
+        kept = self._kept(joint, room, arguments, state, pinned) if "tile" in settings.only else None
+        known = kept.load() if kept is not None else None
+        if known is not None:
+            return known
+        share = 1.0 if "tile" not in settings.only else _WHOLE_AUTO if settings.auto else _WHOLE
+        shorter = replace(settings, time_limit=share * settings.time_limit)
+        try:
+            whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)
+            plain, budget, spent = whole.plain, whole.budget_bytes, whole.solve_seconds
+        except InfeasibleError as error:
+            if "tile" not in settings.only:
+                raise
+            refused, budget, spent = error, error.budget, error.solve_seconds
+            plain = Side(error.plain_peak, error.plain_seconds)
+        if whole is not None and (enough := _good_without_tiles(whole, settings)) is not None:
+            return enough
+        left = max(_TILES * settings.time_limit, _ALL * settings.time_limit - spent)
+        try:
+            with no_trace(arguments, self.leaves, joint):
+                tiled = in_tiles(joint, arguments, room, settings, budget, plain, state, time_limit=left)
+                tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
+        except KeyboardInterrupt:
+            if whole is None:
+                raise
+            warn_interrupted()
+            without = _without_tiles(whole, settings, "the search was interrupted before any were found")
+            return msgspec.structs.replace(without, interrupted=True)
+        except (CaptureError, InfeasibleError) as error:
+            if refused is not None:
+                refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
+                raise refused from None
+            assert whole is not None
+            return _without_tiles(whole, settings, str(error).splitlines()[0])
+        if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
+            slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
+            whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
+            return _without_tiles(whole, settings, slower)
+        if tiled.interrupted:
+            warn_interrupted()
+        elif kept is not None:
+            self._to_keep = kept, tiled
+        return tiled
+
+    def _kept(
+        self,
+        joint: Joint,
+        room: Room,
+        arguments: Sequence[Any],
+        state: Sequence[torch.Tensor],
+        pinned: Sequence[int],
+    ) -> Kept:
+        """A plan in tiles that was made before."""
+        settings = self._settings
+        free = room.free_bytes() if settings.budget.auto else None
+        beside = room.beside_bytes()
+
+        def whole(plan: Plan) -> Joint:
+            return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts), state)
+
+        return Kept(
+            with_state(joint.graph, state),
+            frozenset(),
+            settings,
+            device_of(joint.graph),
+            (beside, free),
+            pinned,
+            whole,
+            state,
+        )
+
+    def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
+        """The Program to measure with: the plain one where it fits, else one planned with estimates."""
+
+        def program(joint: Joint) -> Program:
+            targets = [call.target for call in joint.calls]
+            found = measurable(joint.graph, targets, device_of(joint.graph), room)
+            self._fits = found is not None
+            return found or store_all(joint.graph)
+
+        return program
+
+
+def _good_without_tiles(whole: Plan, settings: Settings) -> Plan | None:
+    """The plan without tiles where none are looked for."""
+    if "tile" not in settings.only or settings.auto:
+        return whole
+    if whole.interrupted:
+        return _without_tiles(whole, settings, "not looked for, the search was interrupted")
+    if whole.overhead <= _NO_TILES:
+        return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
+    return None
+
+
+def _without_tiles(plan: Plan, settings: Settings, why: str) -> Plan:
+    """The plan with the reason why it has no tiles, though they were allowed."""
+    return msgspec.structs.replace(plan, only=settings.only, no_tiles=why)
+
+
+def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
+    """Leaves whose memory cannot be given back: it is not theirs alone."""
+    size = len(joint.graph.tensors)
+    if len(joint.inputs) != len(arguments):
+        return list(range(size))
+    places = [*joint.inputs, *range(size, size + len(state))]
+    able = may_leave([*arguments, *state])
+    return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]

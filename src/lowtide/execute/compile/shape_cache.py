@@ -1,0 +1,127 @@
+"""Plans for the shapes that were met, the least used ones dropped; each shape is captured once."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.trace.step.joint import Leaf
+from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
+
+__all__ = ["REMEMBERED", "Remembering", "alive"]
+
+REMEMBERED = 64
+"""Shapes whose plans are kept, unless the user says otherwise."""
+
+Compiled = Callable[..., Any]
+Compiler = Callable[[fx.GraphModule, Sequence[Leaf]], Compiled]
+
+_ALIVE: weakref.WeakValueDictionary[Hashable, _Held] = weakref.WeakValueDictionary()
+"""What somebody still holds. Torch hands over the first shape as it is and the second one as symbols, which
+stand for the first again: without this it would be captured twice."""
+
+
+class _Held:
+    """A compiled function that others can find as long as someone has it."""
+
+    __slots__ = ("__weakref__", "function")
+
+    def __init__(self, function: Compiled) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def alive(
+    module: fx.GraphModule,
+    leaves: Sequence[Leaf],
+    arguments: Sequence[Any],
+    purpose: Hashable,
+    make: Callable[[], Compiled],
+) -> Compiled:
+    """The compiled function that already does this for such arguments, or the one that ``make`` gives."""
+    what = fingerprint(module)
+    if what is None:
+        return _Held(make())
+    key = (what, tuple(leaves), purpose, _look(arguments))
+    held = _ALIVE.get(key)
+    if held is None:
+        held = _ALIVE[key] = _Held(make())
+    return held
+
+
+class Remembering:
+    """A captured function with symbols for sizes: compiled for the shapes of each call, once."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compiler,
+        purpose: Hashable,
+        limit: int,
+    ) -> None:
+        self.limit = limit
+        self._symbolic = Symbolic(module)
+        self._leaves = leaves
+        self._compiler = compiler
+        self._purpose = purpose
+        self._made: OrderedDict[Hashable, tuple[Fixed, Compiled]] = OrderedDict()
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """The results for these arguments."""
+        key = _look(arguments, self._symbolic.numbers)
+        if key not in self._made:
+            self._made[key] = self._make(arguments)
+            while len(self._made) > self.limit:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        fixed, compiled = self._made[key]
+        results = iter(compiled(*(arguments[k] for k in fixed.places)))
+        return tuple(next(results) if number is None else number for number in fixed.results)
+
+    def _make(self, arguments: Sequence[Any]) -> tuple[Fixed, Compiled]:
+        fixed = self._symbolic.at(arguments)
+        leaves = [self._leaves[k] for k in fixed.places]
+        taken = [arguments[k] for k in fixed.places]
+
+        def make() -> Compiled:
+            return self._compiler(fixed.module, leaves)
+
+        return fixed, alive(fixed.module, leaves, taken, self._purpose, make)
+
+
+def _look(arguments: Sequence[Any], numbers: Collection[int] = ()) -> Hashable:
+    """What a captured graph depends on: how the arguments look, and what holds around the call."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    storages: dict[int, int] = {}
+    looks = []
+    for k, argument in enumerate(arguments):
+        if not isinstance(argument, torch.Tensor):
+            looks.append((type(argument), argument))
+        elif k in numbers:
+            looks.append((float, argument.item()))
+        else:
+            looks.append(_look_of_tensor(argument, k, storages))
+    return (
+        tuple(looks),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        tuple((device, torch.get_autocast_dtype(device)) for device in devices),
+    )
+
+
+def _look_of_tensor(tensor: torch.Tensor, place: int, storages: dict[int, int]) -> tuple[Any, ...]:
+    """``storages`` says which argument was the first on each storage."""
+    look = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
+    if tensor.layout is not torch.strided:
+        return look
+    shared_with = storages.setdefault(tensor.untyped_storage()._cdata, place)
+    return (*look, tensor.stride(), tensor.is_inference(), shared_with)

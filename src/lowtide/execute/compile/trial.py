@@ -1,0 +1,106 @@
+"""One step that is run for what it shows and leaves no trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.execute.compile.untouched import untouched
+from lowtide.trace.step.joint import Joint, Leaf
+
+__all__ = ["Outcome", "no_trace", "stepped"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a step leaves behind, on the host, each with a name: results, gradients, updated buffers."""
+
+    results: list[tuple[str, torch.Tensor | None]]
+    gradients: list[tuple[str, torch.Tensor | None]]
+    updated: list[tuple[str, torch.Tensor | None]]
+
+
+def stepped(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    leaves: Sequence[Leaf],
+    joint: Joint,
+    *,
+    kept: bool = True,
+) -> Outcome:
+    """Forward, and backward of everything that has one, with ones as incoming gradients.
+
+    Hooks of the arguments do not run; what the step updates and random states are put back. What it leaves
+    behind is copied to the host where it is ``kept``.
+    """
+    own = _alone(arguments)
+    with no_trace(own, leaves, joint) as changing:
+        results = [r for r in function(*own) if isinstance(r, torch.Tensor)]
+        outputs = [r for r in results if r.requires_grad]
+        wanted = [(a, name) for a, name in _named(own, leaves) if a.requires_grad]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if outputs and wanted:
+            ones = [torch.ones_like(output) for output in outputs]
+            found = torch.autograd.grad(outputs, [a for a, _ in wanted], ones, allow_unused=True)
+        if not kept:
+            return Outcome([], [], [])
+        return Outcome(
+            [(f"result {k}", _copied(result)) for k, result in enumerate(results)],
+            [(name, _copied(gradient)) for (_, name), gradient in zip(wanted, found, strict=True)],
+            [(name, _copied(a)) for a, name in changing],
+        )
+
+
+@contextlib.contextmanager
+def no_trace(
+    arguments: Sequence[Any], leaves: Sequence[Leaf], joint: Joint
+) -> Iterator[list[tuple[torch.Tensor, str]]]:
+    """Afterwards arguments that the step updates, which this gives with their names, are what they were.
+
+    So are random states.
+    """
+    updates = {joint.graph.tensors[t].name for t in joint.graph.attributes.get("updated", ())}
+    named = _named(arguments, leaves)
+    users = _users(arguments)
+    together = bool(updates) and len(joint.inputs) != len(
+        arguments
+    )  # torch puts those on one storage together
+    changing = [(a, name) for a, name in named if name in updates or (together and users[_storage(a)] > 1)]
+    with untouched([a for a, _ in changing], [a.device for a, _ in named]):
+        yield changing
+
+
+def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch.Tensor, str]]:
+    pairs = zip(arguments, leaves, strict=False)
+    return [(a, leaf.name) for a, leaf in pairs if isinstance(a, torch.Tensor)]
+
+
+def _alone(arguments: Sequence[Any]) -> list[Any]:
+    """Tensors on the same memory, without hooks; those that share theirs stay what they are to each other."""
+    users = _users(arguments)
+
+    def alone(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or users[_storage(value)] > 1:
+            return value
+        return value.detach().requires_grad_() if value.requires_grad else value.detach()
+
+    return [alone(a) for a in arguments]
+
+
+def _users(values: Sequence[Any]) -> Counter[int]:
+    """How many of these values are on each storage."""
+    return Counter(_storage(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What tells storages apart; a tensor that has none has its own."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().to("cpu", copy=True)

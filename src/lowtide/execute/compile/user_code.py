@@ -1,0 +1,85 @@
+"""What the user's own code may do wrong, said in the user's terms: the line, the reason and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+from lowtide.errors import CaptureError, LowtideError, RunError
+from lowtide.trace.refusal import translated, users_line
+
+__all__ = ["check_loss", "check_number", "in_the_users_terms", "too_large", "users_step"]
+
+
+@contextlib.contextmanager
+def in_the_users_terms() -> Iterator[None]:
+    """While a step is captured: what torch or the user's code raises becomes a CaptureError with the line."""
+    with _blaming(CaptureError, "the step cannot be captured as one graph"):
+        try:
+            yield
+        except (LowtideError, BackendCompilerFailed):
+            raise  # ours: what torch cannot trace is a CaptureError already
+        except TorchDynamoException as error:
+            raise translated(error) from error
+
+
+def users_step() -> contextlib.AbstractContextManager[None]:
+    """While the user's step runs as it is: what it raises becomes a RunError with the line."""
+    return _blaming(RunError, "the step fails on these inputs")
+
+
+@contextlib.contextmanager
+def _blaming(kind: type[LowtideError], what: str) -> Iterator[None]:
+    """What the user's own code raises becomes such an error with its line; faults of ours stay faults."""
+    try:
+        yield
+    except LowtideError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise too_large(error) from error
+    except Exception as error:
+        where = users_line(error)
+        if not where:
+            raise
+        raise kind(f"{where}: {what}: {_said(error)}") from error
+
+
+def too_large(error: torch.OutOfMemoryError) -> RunError:
+    """The device has no room for the step."""
+    return RunError(
+        f"the step does not fit into the memory of the device: {_first_line(error)}. Take a smaller batch "
+        "or plan it: `lowtide run TARGET --budget auto`"
+    )
+
+
+def check_loss(result: Any) -> None:
+    """Refuse what has no backward pass of its own; a tensor, or anything else that a function may return."""
+    if not isinstance(result, torch.Tensor):
+        raise RunError(f"the loss must be a tensor to have a backward pass; it is a {type(result).__name__}")
+    check_number(tuple(result.shape), result.dtype)
+    if not result.requires_grad:
+        raise RunError("the loss does not depend on any parameter: there is no backward pass")
+
+
+def check_number(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse a loss that is not a single real number."""
+    if torch.Size(shape).numel() != 1:
+        raise RunError(
+            "the loss must be a single number to have a backward pass; it is a tensor of shape "
+            f"{shape}; add it up, as in .sum() or .mean()"
+        )
+    if not dtype.is_floating_point:
+        kind = str(dtype).removeprefix("torch.")
+        raise RunError(f"the loss must be a real number to have a backward pass; it is of type {kind}")
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

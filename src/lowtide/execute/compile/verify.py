@@ -1,0 +1,165 @@
+"""The first step of a plan, compared with eager PyTorch.
+
+Without tiles all bits must be the same. Where eager PyTorch itself gives other bits each time, as kernels
+with atomic additions do, and in tiles, which add up in another order, values may differ as much as rounding
+makes eager differ from itself. To see that, it is run again, in tiles on arguments whose last bits, those of
+the shortest type that the step computes with, are changed at random. That also tells how much a gradient may
+differ that is zero in exact arithmetic and is made of rounding alone, such as that of the bias of keys in
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.errors import RunError
+from lowtide.execute.compile.bits import same_bits
+from lowtide.execute.compile.trial import Outcome, stepped
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.joint import Joint, Leaf
+
+__all__ = ["Verification"]
+
+_RUNS = 3
+"""So often eager is run again to see how much it differs from itself."""
+_TIMES = 16
+"""Values may differ by so many times what eager differs from itself."""
+_ROUNDINGS = 16
+"""And besides by so many roundings of the largest gradient of all, or of the largest of the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A step that was captured, and the plan for it."""
+
+    function: fx.GraphModule
+    """The step as it was traced from the user's code, which eager PyTorch can run."""
+    arguments: Sequence[Any]
+    leaves: Sequence[Leaf]
+    joint: Joint
+    plan: Plan
+
+    def compare(self, planned: Outcome) -> None:
+        """Raise a RunError where what the planned step left behind is not what eager leaves."""
+        eager = self._eager(self.arguments)
+        different = [
+            k for k, (one, other) in enumerate(_pairs(eager, planned)) if not same_bits(one[1], other[1])
+        ]
+        if not different:
+            return
+        tiled = bool(self.plan.decisions.tiles)
+        spread = self._spread(eager, changed=tiled)
+        largest = max((_size(value) for _, value in eager.gradients), default=0.0)
+        for k, ((name, one), (_, other)) in enumerate(_pairs(eager, planned)):
+            if k not in different:
+                continue
+            allowed = _TIMES * spread[k]
+            if tiled or spread[k]:
+                rounding = max(_rounding(one, other), self._coarsest()) if tiled else _rounding(one, other)
+                allowed += _ROUNDINGS * rounding * max(_size(one), largest)
+            apart = _apart(one, other)
+            if apart > allowed:
+                raise RunError(self._told(eager, k, name, apart, allowed, _size(one)))
+
+    def _eager(self, arguments: Sequence[Any]) -> Outcome:
+        return stepped(self.function, arguments, self.leaves, self.joint)
+
+    def _spread(self, eager: Outcome, *, changed: bool) -> list[float]:
+        """How much each value of eager differs from run to run."""
+        found = [0.0 for _ in _values(eager)]
+        generator, coarsest = torch.Generator().manual_seed(0), self._coarsest()
+        for _ in range(_RUNS):
+            arguments = [_changed(a, generator, coarsest) if changed else a for a in self.arguments]
+            again = self._eager(arguments)
+            pairs = _pairs(eager, again)
+            found = [max(most, _apart(a, b)) for most, ((_, a), (_, b)) in zip(found, pairs, strict=True)]
+        return found
+
+    def _coarsest(self) -> float:
+        """A rounding of the shortest type that the step computes with, as under autocast."""
+        kinds = {value.dtype for value in self.joint.values if value.is_floating_point()}
+        return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+    def _told(self, eager: Outcome, k: int, name: str, apart: float, allowed: float, size: float) -> str:
+        results, gradients = len(eager.results), len(eager.gradients)
+        if k < results:
+            what = "the loss" if results == 1 else f"{name} of the step"
+        elif k < results + gradients:
+            module, _, parameter = name.rpartition(".")
+            what = f"the gradient of {name!r}" + (
+                f" (parameter {parameter!r} of module {module!r})" if module else ""
+            )
+        else:
+            what = f"the buffer {name!r} after the step"
+        most = f", {allowed:.3g} would be rounding" if allowed else ""
+        return (
+            f"the planned step does not give what eager PyTorch gives: {what} differs by {apart:.3g} where "
+            f"its largest value is {size:.3g}{most}. This is a fault of Lowtide: please report it with "
+            f"torch {torch.__version__}, the model and the plan ({self.plan.method}; "
+            f"{'in tiles' if self.plan.decisions.tiles else 'without tiles'}). Until then leave out what "
+            "differs, take only='recompute', or verify=False, which does not compare"
+        )
+
+
+def _values(outcome: Outcome) -> Iterator[tuple[str, torch.Tensor | None]]:
+    yield from outcome.results
+    yield from outcome.gradients
+    yield from outcome.updated
+
+
+def _pairs(
+    one: Outcome, other: Outcome
+) -> Iterator[tuple[tuple[str, torch.Tensor | None], tuple[str, torch.Tensor | None]]]:
+    return zip(_values(one), _values(other), strict=True)
+
+
+def _changed(argument: Any, generator: torch.Generator, rounding: float) -> Any:
+    """A tensor of real numbers, each of them a rounding larger or smaller, or the same."""
+    if (
+        not isinstance(argument, torch.Tensor)
+        or not argument.is_floating_point()
+        or argument.layout is not torch.strided
+    ):
+        return argument
+    value = argument.detach()
+    signs = torch.randint(-1, 2, value.shape, generator=generator).to(value.device)
+    factor = 1 + signs.to(torch.float64) * max(rounding, torch.finfo(value.dtype).eps)
+    other = torch.empty_like(value).copy_(value.double() * factor)
+    return other.requires_grad_(argument.requires_grad)
+
+
+def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest difference; infinite where only one of them is a number."""
+    if one is None or other is None:
+        given = other if one is None else one
+        return 0.0 if given is None else _size(given)  # no gradient is one of zeros
+    if one.shape != other.shape:
+        return float("inf")
+    a, b = _wide(one), _wide(other)
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, torch.zeros_like(a), a - b).abs()
+    return float("inf") if bool(apart.isnan().any()) else float(apart.max()) if apart.numel() else 0.0
+
+
+def _size(value: torch.Tensor | None) -> float:
+    """The largest finite value."""
+    if value is None:
+        return 0.0
+    sizes = _wide(value).abs()
+    sizes = sizes[sizes.isfinite()]
+    return float(sizes.max()) if sizes.numel() else 0.0
+
+
+def _rounding(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    kinds = [v.dtype for v in (one, other) if v is not None and (v.is_floating_point() or v.is_complex())]
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    dense = value if value.layout is torch.strided else value.to_dense()
+    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)

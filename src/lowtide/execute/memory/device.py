@@ -1,0 +1,53 @@
+"""What a device holds besides a step, and what it could still give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lowtide.execute.memory.host import available_bytes
+from lowtide.plan.program.memory import rounded
+
+__all__ = ["Room"]
+
+_MARGIN = 0.05
+"""Of what is free: left alone by the budget ``auto``, for what the allocator loses between blocks."""
+
+_LATER = 2 << 20
+"""Bytes that libraries may still take on a CUDA device, at their first call in some thread or stream."""
+
+
+class Room:
+    """The memory of the device that a step's arguments are on."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided]
+        on_cuda = [t for t in tensors if t.is_cuda]
+        self.device = on_cuda[0].device if on_cuda else torch.device("cpu")
+        mine = on_cuda if on_cuda else tensors
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
+        self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
+
+    def beside_bytes(self) -> int:
+        """What is allocated and is no argument of the step: optimiser state, other models, libraries."""
+        if self.device.type != "cuda":
+            return 0
+        self._settled()
+        return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER
+
+    def free_bytes(self) -> int:
+        """What a step may take here in all, with its arguments and what is beside it, less a margin."""
+        if self.device.type != "cuda":
+            return int(available_bytes() * (1 - _MARGIN)) + self.argument_bytes
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int((free + held) * (1 - _MARGIN)) + torch.cuda.memory_allocated(self.device)
+
+    def _settled(self) -> None:
+        """Libraries take memory at their first call in a thread: let that be now, in autograd's too."""
+        with torch.enable_grad():
+            small = torch.ones(16, 16, device=self.device, requires_grad=True)
+            made = torch.nn.functional.linear(torch.mm(small, small), small, small[0])
+            torch.autograd.grad(made.sum(), small)

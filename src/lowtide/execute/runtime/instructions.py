@@ -1,0 +1,392 @@
+"""The instructions of a Program, prepared so that running one is a few lookups and a call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.cost.short import saved_results, short_run
+from lowtide.cost.watch import Marker
+from lowtide.errors import PlanError
+from lowtide.execute.runtime.copies import Form, Transfers
+from lowtide.execute.runtime.in_place import in_place_variant
+from lowtide.execute.runtime.parameter_offload import Traveller, bring_back
+from lowtide.execute.runtime.random_state import random_state, replayed
+from lowtide.execute.runtime.witness import Saw
+from lowtide.graph import LOOP
+from lowtide.plan.program.instructions import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
+from lowtide.plan.program.short_reruns import JOINED
+from lowtide.trace.eager.updates import without_update
+from lowtide.trace.step.builder import Call
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["Frame", "Line", "Running", "prepared", "random_again", "run_lines"]
+
+
+class Frame:
+    """What a part of a Program works on: tensors, random states, bytes on the host, copies under way."""
+
+    __slots__ = (
+        "able",
+        "hosts",
+        "incoming",
+        "outgoing",
+        "sent",
+        "states",
+        "table",
+        "transfers",
+        "travellers",
+        "witness",
+    )
+
+    def __init__(
+        self,
+        tensors: int,
+        states: list[torch.Tensor | None],
+        transfers: Transfers | None,
+        witness: Saw | None = None,
+    ) -> None:
+        self.witness = witness
+        """Shown what each operator gives, while somebody holds it against the capture."""
+        self.table: list[Any] = [None] * tensors
+        self.states = states
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.sent: dict[int, tuple[Any, Form]] = {}
+        """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""
+        self.outgoing: dict[int, Any] = {}
+        self.incoming: dict[int, Any] = {}
+        self.transfers = transfers
+        self.travellers: dict[int, Traveller] = {}
+        """Leaves that were sent to the host."""
+        self.able: frozenset[int] = frozenset()
+        """Leaves that own their memory alone."""
+
+    def settle(self) -> None:
+        """From here on whatever comes back from the host is there: who reads it next does not wait."""
+        for ticket in self.incoming.values():
+            assert self.transfers is not None
+            self.transfers.wait(ticket)
+        self.incoming.clear()
+
+    def clear(self) -> None:
+        """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
+        try:
+            if self.transfers is not None:
+                self.transfers.settle()
+        finally:
+            for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
+                part.clear()
+            for one in self.travellers.values():
+                one.hide()
+            with contextlib.suppress(Exception):
+                bring_back(self.travellers.values())
+
+
+class Line:
+    """One prepared instruction."""
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Change the frame as the instruction says."""
+        raise NotImplementedError(f"{type(self).__name__}: {len(frame.table)} tensors")
+
+
+class _Dropping(Line):
+    """Clears places of the table, and takes memory from leaves; what is still being copied is waited for."""
+
+    __slots__ = ("leaves", "tensors", "travelling")
+
+    def __init__(self, tensors: tuple[int, ...], travelling: tuple[int, ...], leaves: frozenset[int]) -> None:
+        self.leaves = tuple(t for t in tensors if t in leaves)
+        self.tensors = tuple(t for t in tensors if t not in leaves)
+        self.travelling = tuple(t for t in travelling if t not in leaves)
+
+    def __call__(self, frame: Frame) -> None:
+        for tensor in self.travelling:
+            assert frame.transfers is not None
+            frame.transfers.wait(frame.outgoing.pop(tensor, None))
+            frame.transfers.wait(frame.incoming.pop(tensor, None))
+        table = frame.table
+        for tensor in self.tensors:
+            table[tensor] = None
+        for tensor in self.leaves:
+            frame.incoming.pop(tensor, None)
+            if tensor in frame.travellers:
+                frame.travellers[tensor].leave()
+
+
+class _Sending(Line):
+    """Starts a copy to the host."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        value = frame.table[self.tensor]
+        host, ticket = frame.transfers.send(value)
+        frame.hosts[self.tensor] = host
+        frame.sent[self.tensor] = ticket, Form.of(value)
+        frame.outgoing[self.tensor] = ticket
+
+
+class _SendingLeaf(Line):
+    """Starts to copy a leaf to the host, where it is alone on its memory."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        if self.tensor in frame.able:
+            frame.travellers[self.tensor] = Traveller(frame.table[self.tensor], frame.transfers)
+
+
+class _FetchingLeaf(Line):
+    """Takes memory for a leaf again and starts to copy it back."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: int) -> None:
+        self.tensor = tensor
+
+    def __call__(self, frame: Frame) -> None:
+        if self.tensor in frame.travellers:
+            frame.incoming[self.tensor] = frame.travellers[self.tensor].come_back()
+
+
+class _Fetching(Line):
+    """Takes memory and starts a copy from the host."""
+
+    __slots__ = ("last", "tensor")
+
+    def __init__(self, tensor: int, last: bool) -> None:
+        self.tensor, self.last = tensor, last
+
+    def __call__(self, frame: Frame) -> None:
+        assert frame.transfers is not None
+        host, (sent, form) = frame.hosts[self.tensor], frame.sent[self.tensor]
+        value, ticket = frame.transfers.fetch(host, sent, form)
+        frame.table[self.tensor] = value
+        frame.incoming[self.tensor] = ticket
+        if self.last:
+            del frame.hosts[self.tensor]
+
+
+class Running(Line):
+    """Calls an operator with its arguments filled in, and puts the results into the table."""
+
+    __slots__ = (
+        "args", "awaited", "fill", "function", "in_place", "kwargs", "op", "outputs", "several", "state",
+        "store_state", "told",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        joint: Joint,
+        run: Run,
+        state: int | None,
+        first: bool,
+        awaited: tuple[int, ...],
+        function: Any = None,
+        joined: Sequence[int] = (),
+    ) -> None:
+        """``joined`` are operators whose runs, after this short one, are part of it."""
+        call = joint.calls[run.op]
+        self.op = run.op
+        self.in_place = run.in_place is not None
+        self.told = not run.short
+        """Whether a witness is told of it: the first run of an operator, or one like it."""
+        self.function = function or call.target
+        if run.in_place is not None:
+            self.function = in_place_variant(call.target)
+        self.state = state
+        self.store_state = first
+        self.awaited = awaited
+        if run.short:
+            self._shorten(joint, call, joined)
+            return
+        self.args, self.kwargs = list(call.args), dict(call.kwargs)
+        self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
+        op = joint.graph.ops[run.op]
+        if not first and "updates" in op.attributes:
+            updates = {op.inputs[k] for k in op.attributes["updates"]}
+            likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
+            self.function = without_update(self.function, list(likes), list(likes.values()))
+            self.told = False
+            self.fill = tuple(one for one in self.fill[0] if one[1] not in updates), self.fill[1]
+        self.outputs, self.several = call.results, call.several
+
+    def _shorten(self, joint: Joint, call: Call, joined: Sequence[int]) -> None:
+        """Run from what the first run saved, for the first result alone, or for that of the last joined."""
+        kinds = {JOINED[joint.graph.ops[op].kind]: op for op in joined}
+        saved = [call.results[place] for place in saved_results(call.target, call.args)]
+        others = [joint.graph.ops[kinds["add"]].inputs[1]] if "add" in kinds else []
+        self.function = short_run
+        self.args = [*call.args[:3], *(None for _ in saved), call.args[-1], None, "relu" in kinds]
+        self.kwargs = {}
+        places = (*enumerate(saved, 3), *enumerate(others, 4 + len(saved)))
+        filled = tuple((place, tensor, None) for place, tensor in places)
+        self.fill = (*_fill(joint, enumerate(call.args[:3])), *filled), ()
+        last = joint.calls[joined[-1]] if joined else call
+        self.outputs, self.several = last.results[:1], False
+
+    def __call__(self, frame: Frame) -> None:
+        """Run the operator."""
+        table = frame.table
+        for tensor in self.awaited:
+            assert frame.transfers is not None
+            frame.transfers.wait(frame.incoming.pop(tensor, None))
+        args, kwargs = self.args.copy(), self.kwargs
+        for position, tensor, items in self.fill[0]:
+            args[position] = table[tensor] if items is None else _filled(items, table)
+        if self.fill[1]:
+            kwargs = kwargs.copy()
+            for name, tensor, items in self.fill[1]:
+                kwargs[name] = table[tensor] if items is None else _filled(items, table)
+        if self.state is None:
+            result = self.function(*args, **kwargs)
+        elif self.store_state:
+            frame.states[self.state] = random_state(args, kwargs)
+            result = self.function(*args, **kwargs)
+        else:
+            state = frame.states[self.state]
+            assert state is not None
+            with replayed(state, args, kwargs):
+                result = self.function(*args, **kwargs)
+        if frame.witness is not None and self.told:
+            frame.witness(self.op, args, kwargs, result, self.in_place)
+        if not self.several:
+            tensor = self.outputs[0]
+            if tensor >= 0 and table[tensor] is None:
+                table[tensor] = result
+            return
+        for tensor, value in zip(self.outputs, result, strict=True):
+            if tensor >= 0 and table[tensor] is None:
+                table[tensor] = value
+
+
+class _Done(Running):
+    """An operator that ran as part of the short run before it."""
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Nothing is left to do."""
+
+
+def prepared(
+    joint: Joint,
+    program: Program,
+    states: Sequence[int],
+    leaves: frozenset[int] = frozenset(),
+    loops: Callable[[Any, Loop, Sequence[Body]], Any] | None = None,
+) -> tuple[list[Line], list[Line]]:
+    """Both parts of a Program; ``states`` are the random operators whose state is kept.
+
+    ``leaves`` are the leaves that it sends to the host; those beyond the graph are optimiser state. ``loops``
+    makes the function that runs a Loop, from what its operator stands for.
+    """
+    place = {op: k for k, op in enumerate(states)}
+    last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
+    seen: set[int] = set()
+    out: set[int] = set()
+    coming: set[int] = set()
+    """Tensors under way to the device; who reads anything on their storages waits."""
+    storages = joint.graph.storages() if last else []
+    storages += range(len(storages), max(leaves, default=-1) + 1)
+    lines: list[Line] = []
+
+    def line_of(position: int, line: Instruction) -> Line:
+        if isinstance(line, Send):
+            if line.tensor in leaves:
+                return _SendingLeaf(line.tensor)
+            out.add(line.tensor)
+            return _Sending(line.tensor)
+        if isinstance(line, Fetch):
+            coming.add(line.tensor)
+            if line.tensor in leaves:
+                return _FetchingLeaf(line.tensor)
+            return _Fetching(line.tensor, last[line.tensor] == position)
+        if isinstance(line, Drop):
+            travelling = tuple(t for t in line.tensors if t in out or t in coming)
+            out.difference_update(travelling)
+            coming.difference_update(travelling)
+            return _Dropping(line.tensors, travelling, leaves)
+        first = line.op not in seen
+        seen.add(line.op)
+        joined = _joined(joint, program.instructions, position) if line.short else ()
+        inputs = [t for op in (line.op, *joined) for t in joint.graph.ops[op].inputs]
+        read = {storages[t] for t in inputs} if coming else set()
+        awaited = tuple(t for t in sorted(coming) if storages[t] in read)
+        coming.difference_update(awaited)
+        if line.short and joint.graph.ops[line.op].kind in JOINED:
+            return _Done(joint, Run(line.op), None, first, ())
+        if isinstance(line, Loop):
+            assert loops is not None
+            turning = loops(joint.calls[line.op].target, line, program.bodies)
+            return Running(joint, line, None, first, awaited, turning)
+        if joint.graph.ops[line.op].kind == LOOP:
+            raise PlanError(f"the program runs the loop {line.op} without its tiles; plan again")
+        return Running(joint, line, place.get(line.op), first, awaited, joined=joined)
+
+    lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
+    cut = len(program.forward)
+    return lines[:cut], lines[cut:]
+
+
+def random_again(joint: Joint, program: Program) -> tuple[int, ...]:
+    """Random operators that run more than once: the state before their first run is kept."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    for line in program.instructions:
+        if isinstance(line, Run):
+            (again if line.op in seen else seen).add(line.op)
+    return tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
+
+
+def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:
+    """Operators whose runs are part of the short run at this position."""
+    found: list[int] = []
+    for line in lines[position + 1 :]:
+        if isinstance(line, Run) and line.short and joint.graph.ops[line.op].kind in JOINED:
+            found.append(line.op)
+        elif not isinstance(line, Drop):
+            break
+    return tuple(found)
+
+
+def run_lines(lines: Iterable[Line], frame: Frame, marker: Marker | None = None) -> None:
+    """Run prepared instructions; a marker is told of each operator."""
+    for line in lines:
+        if marker is None or not isinstance(line, Running):
+            line(frame)
+            continue
+        marker.before(line.op)
+        try:
+            line(frame)
+        finally:
+            marker.after(line.op)
+        marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
+
+
+def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, int, list[Any] | None]]:
+    """Which arguments are tensors, or lists with tensors in them: place, tensor, and the list."""
+    for place, value in arguments:
+        if isinstance(value, fx.Node):
+            yield place, joint.tensor_of[value], None
+        elif isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
+            yield place, -1, [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
+
+
+def _filled(items: list[Any], table: list[Any]) -> list[Any]:
+    return [table[item[0]] if type(item) is tuple else item for item in items]

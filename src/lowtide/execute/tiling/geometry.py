@@ -1,0 +1,106 @@
+"""What tiles of a step compute, hold and read, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from lowtide.graph import RESIDENT_ROLES, Rect, Role
+from lowtide.trace.tiles.tiling import Tiling
+
+__all__ = ["Geometry", "geometry", "operators", "working"]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Figures of a way to cut."""
+
+    working_bytes: int
+    """What an operator reads and writes at once, the most in any tile."""
+    gradient_bytes: int
+    """Sums of gradients that tiles add to, with the largest that one tile makes beside them."""
+    elements: int
+    """Of the largest tensor that a tile makes."""
+    share: float
+    """Elements that the largest tile computes, over those of the whole step."""
+    overlap: float
+    """Elements that all tiles compute, over those of the whole step."""
+    read: float
+    """Elements that all tiles read of the batch, over those of the whole step."""
+
+
+def geometry(tiling: Tiling, boxes: Sequence[Rect], samples: int | None = None) -> Geometry:
+    """The figures of tiles of these boxes; with ``samples``, those of so many tiles stand for all."""
+    looked = list(boxes)
+    if samples is not None and samples < len(looked):
+        looked = random.Random(0).sample(looked, samples)  # noqa: S311
+        looked.append(max(boxes, key=lambda box: box.size))
+    whole = _whole(tiling)
+    tiles = [_tile(tiling, box) for box in looked]
+    counted = tiles if samples is None else tiles[:samples]
+    times = len(boxes) / len(counted)
+    return Geometry(
+        max(tile.working for tile in tiles),
+        max(tile.gradients for tile in tiles),
+        max(tile.largest for tile in tiles),
+        max(tile.made for tile in tiles) / max(1, whole.made),
+        times * sum(tile.made for tile in counted) / max(1, whole.made),
+        times * sum(tile.read for tile in counted) / max(1, whole.read),
+    )
+
+
+def operators(tiling: Tiling) -> int:
+    """How many operators of forward are in the region."""
+    return _whole(tiling).operators
+
+
+def working(tiling: Tiling, over: Rect) -> int:
+    """The largest working set of an operator for a box, in bytes."""
+    return _tile(tiling, over).working
+
+
+@dataclass(slots=True)
+class _Tile:
+    operators: int = 0
+    made: int = 0
+    read: int = 0
+    largest: int = 0
+    working: int = 0
+    gradients: int = 0
+
+
+_WHOLE: WeakKeyDictionary[Tiling, _Tile] = WeakKeyDictionary()
+
+
+def _whole(tiling: Tiling) -> _Tile:
+    if tiling not in _WHOLE:
+        _WHOLE[tiling] = _tile(tiling, Rect.of_shape(tiling.axes))
+    return _WHOLE[tiling]
+
+
+def _tile(tiling: Tiling, over: Rect) -> _Tile:
+    graph = tiling.graph
+    needed, before = tiling.needed(over)
+    size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
+    found = _Tile(read=sum(box.size for t, box in needed.items() if graph.tensors[t].role is Role.INPUT))
+    added = [t for t in needed if t in tiling.differentiable]
+    found.gradients = sum(graph.tensors[t].bytes for t in added)
+    found.gradients += int(max((size[t] for t in added), default=0))
+    for op, _ in tiling.steps:
+        outputs = [t for t in op.outputs if t in needed and t not in before]
+        found.operators += bool(outputs)
+        new = [t for t in outputs if graph.tensors[t].alias is None]
+        if not new:
+            continue
+        found.made += sum(needed[t].size for t in new)
+        found.largest = max(found.largest, *(needed[t].size for t in new))
+        there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
+        found.working = max(found.working, int(sum(size[t] for t in there)))
+    return found
+
+
+def _item(size: int, shape: tuple[int, ...] | None) -> float:
+    return size / max(1, math.prod(shape or ()))

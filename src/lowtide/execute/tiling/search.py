@@ -1,0 +1,363 @@
+"""Which tiles a step is best cut into for a budget: captured, measured, planned, from few tiles to many."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.execute.memory.device import Room
+from lowtide.execute.memory.host import fits_host
+from lowtide.execute.memory.optimizer_state import with_state
+from lowtide.execute.planning.plan_step import Settings, device_of, link_of
+from lowtide.execute.runtime.in_place import able_in_place
+from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
+from lowtide.execute.tiling.geometry import Geometry, geometry
+from lowtide.execute.tiling.regions import endings, grids, inside, middles, result_grids, result_of, rows
+from lowtide.graph import Rect
+from lowtide.plan.make.plan_loop import plan_loop
+from lowtide.plan.program.memory import Memory
+from lowtide.plan.result.plan import Plan, Side
+from lowtide.trace.step.joint import Joint
+from lowtide.trace.tiles.nested import Inner
+from lowtide.trace.tiles.tiling import Tiling
+from lowtide.units import format_bytes
+
+__all__ = ["Search"]
+
+_OVERLAP = 2.5
+"""Tiles that compute more than so many times the elements of the whole step are not tried."""
+_SPLIT = 1.1
+"""Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
+_PROBE = 0.1
+"""Of the time that is left, for one way to cut; the best of them gets the rest."""
+_PROBE_AROUND = 0.3
+"""The same where most of the step is around the tiles."""
+_SHORTEST = 0.02
+"""Of the time limit, for a way to cut where no time is left and no plan is found."""
+_GOOD = 0.01
+"""Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
+_IMAGE = 3
+"""A loss with so many axes has those of an image: it is cut along them, and tiles hold no loops."""
+_NESTED = 4
+"""So many ways to cut inside of tiles are tried."""
+_GOOD_ENOUGH = 0.1
+"""Where a loop over the ending of a step adds no more than this, the whole step is not cut."""
+_LESS = 0.97
+"""Smaller tiles must need less than this share of what larger ones need, or no more are tried."""
+_CERTAIN = 0.85
+"""Tiles are not tried that would not fit even if they needed this share of what larger ones let expect."""
+_CROWDED = 2
+"""Tiles are put off that would keep so many times what they have room for, if nothing was run again."""
+_CROWDED_OFFLOAD = 4
+"""The same where they can send it away."""
+_PATIENCE = 8
+"""Time limits, with capturing and measuring, after which the search ends."""
+_CONTENT = 2
+"""The same where a plan is found."""
+_SAMPLES = 4
+"""So many tiles stand for all of a way to cut."""
+_ROWS = 2
+"""The same where the first axis alone is cut."""
+_SEARCH = 0.1
+"""Of the time limit, for planning with tiles once they are captured, or they come too late."""
+_ELEMENTS = 2**31 - 1
+"""Tiles with larger tensors are not tried: many kernels count elements in 32 bits."""
+_WORSE = 2
+"""So many ways in a row may be slower than the best before the search ends."""
+
+
+@dataclass(slots=True)
+class Search:
+    """The search for the fastest plan in tiles."""
+
+    joint: Joint
+    cutter: Cutter
+    room: Room
+    settings: Settings
+    budget: int
+    plain: Side
+    state: Sequence[torch.Tensor] = ()
+    time_limit: float = 10.0
+    """For all but measuring."""
+    best: Plan | None = None
+    refused: CaptureError | InfeasibleError | None = None
+    began: float = field(default_factory=lambda: time.monotonic())
+    worse: int = 0
+    largest: float = math.inf
+    """The working set of the largest tile that was tried."""
+    vain: int = 0
+    """Ways in a row that needed hardly less than others before, and did not fit."""
+    least: float = math.inf
+    """What the best way to cut would have needed, where it did not fit."""
+    needed: int = 0
+    """What the last way to cut would have needed, where it did not fit."""
+    ratio: float = 0.0
+    """How much more than their working set tiles have needed that did not fit."""
+    channels_last: bool | None = None
+    """How images lie in memory inside tiles; None: not known yet which way is faster."""
+    inner: Inner | None = None
+    """Which loops are inside tiles."""
+    again: Callable[[float], Plan] | None = None
+    """Plans the best way to cut once more, in so many seconds."""
+    probed: float = 0.0
+    """The time limit that it had before."""
+    over: float = 0.0
+    """Seconds that it took beyond."""
+    interrupted: bool = False
+    """Whether Ctrl-C came: no more ways are tried."""
+    shapes: dict[Hashable, Geometry] = field(default_factory=dict)
+    """Ways to cut that were looked at."""
+    in_images: bool = False
+    """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
+
+    def spent(self) -> float:
+        """Seconds since the beginning, without those of measuring."""
+        return time.monotonic() - self.began - self.cutter.measuring
+
+    def left(self) -> float:
+        """Seconds that it may still take."""
+        return self.time_limit - self.spent()
+
+    def done(self) -> bool:
+        """Whether nothing more is to be expected, or time is up."""
+        patience = _PATIENCE if self.best is None else _CONTENT
+        late = time.monotonic() - self.began > patience * self.settings.time_limit
+        spent = self.best is not None and self.left() <= 0
+        return self.worse >= _WORSE or spent or late or self.interrupted
+
+    @contextlib.contextmanager
+    def unless_refused(self) -> Iterator[None]:
+        """A way to cut that turns out to be impossible ends what is tried here, not what was found before.
+
+        That is so whatever goes wrong: there may be other ways, or a plan without tiles.
+        """
+        try:
+            yield
+        except CaptureError as error:
+            self.refused = self.refused or error
+        except InfeasibleError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self.refused = self.refused or CaptureError(f"a way to cut it fails: {said}")
+            traceback.clear_frames(error.__traceback__)
+
+    def unsatisfied(self) -> bool:
+        """Whether nothing good was found so far, and there is time to go on."""
+        in_time = self.left() > _SEARCH * self.settings.time_limit
+        return self.best is None or (self.best.overhead > _GOOD_ENOUGH and in_time)
+
+    def try_all(self) -> None:
+        """Try the whole step, and parts of it that end before the loss where nothing good is found."""
+        result = result_of(self.joint)
+        with self.unless_refused():
+            self.whole_step(Tiling(self.joint, end=result))
+        ends: list[str] = []
+        with self.unless_refused():
+            ends += middles(self.joint) if self.unsatisfied() and not self.in_images else ()
+        for end in ends:
+            if end != result:
+                with self.unless_refused():
+                    middle = Tiling(self.joint, end=end)
+                    self.attempts(middle, result_grids(middle))
+
+    def whole_step(self, whole: Tiling) -> None:
+        """Try the ending of a step that gives a loss, then all of it; or all of one that gives a result."""
+        if whole.ends:
+            self.attempts(whole, result_grids(whole))
+            return
+        for cut in endings(whole):
+            with self.unless_refused():
+                ending = Tiling(self.joint, (cut,))
+                self.attempts(ending, rows(ending, self.budget))
+        if self.unsatisfied():
+            self.attempts(whole, grids(whole))
+            self.in_images = self.best is not None and len(whole.axes) >= _IMAGE
+        if self.unsatisfied() and len(whole.axes) < _IMAGE:
+            self.attempts(whole, [(whole.axes[0],) + (1,) * (len(whole.axes) - 1)] * _NESTED, nest=True)
+
+    def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], nest: bool = False) -> None:
+        """Plan with more and more tiles, or with more and more inside each, as long as that may help."""
+        self.worse = self.vain = 0
+        self.cutter.issue = 0.0  # other operators, on average
+        self.least = self.largest = math.inf
+        self.ratio = 0.0
+        put_off: list[tuple[int, ...]] = []
+        before = self.best
+        for number, parts in enumerate(ways):
+            self.inner = inside(number) if nest else None
+            if self.done():
+                break
+            if not nest and self._crowded(tiling, parts):
+                put_off.append(parts)
+                continue
+            if not self._going_on(tiling, parts):
+                break
+        self.inner = None
+        if self.best is before:
+            self._try_after_all(tiling, put_off)
+
+    def _try_after_all(self, tiling: Tiling, put_off: Sequence[tuple[int, ...]]) -> None:
+        """Plan with the smallest tiles that were put off, and with larger ones as long as that helps."""
+        self.worse = self.vain = 0
+        for parts in reversed(put_off):
+            if self.done() or self.worse or self.vain >= _WORSE:
+                break
+            self.largest, self.needed = math.inf, 0
+            self._going_on(tiling, parts)
+            if self.best is not None and self.needed:
+                break
+
+    def _going_on(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
+        """The same as ``attempt``; Ctrl-C ends the search, unless nothing is found yet."""
+        going_on = False
+        try:
+            with self.unless_refused():
+                going_on = self.attempt(tiling, parts)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            self.interrupted = True
+        return going_on
+
+    def _crowded(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
+        """Whether a tile of the whole step would have to run most of itself again: smaller ones are faster.
+
+        A tile keeps as much of what it makes as the plain step does, where it has room for that.
+        """
+        if tiling.begins or tiling.ends:
+            return False
+        shape = self.shape(tiling, parts)
+        there = self.room.beside_bytes() + shape.gradient_bytes + self._resident()
+        kept = shape.share * (self.plain.peak_bytes - there)
+        room = (_CROWDED_OFFLOAD if "offload" in self.settings.only else _CROWDED) * (self.budget - there)
+        return 0 < room < kept
+
+    def shape(self, tiling: Tiling, parts: tuple[int, ...]) -> Geometry:
+        """What the tiles of a way to cut are like."""
+        key = tiling.begins, tiling.ends, parts
+        if key not in self.shapes:
+            samples = _SAMPLES if any(k > 1 for k in parts[1:]) else _ROWS
+            self.shapes[key] = geometry(tiling, tiling.boxes(parts), samples)
+        return self.shapes[key]
+
+    def _resident(self) -> int:
+        return Memory(with_state(self.joint.graph, self.state)).resident_bytes
+
+    def attempt(self, tiling: Tiling, parts: tuple[int, ...]) -> bool:
+        """Plan with so many parts of each axis; False where smaller tiles cannot help any more."""
+        boxes = tiling.boxes(parts)
+        shape = self.shape(tiling, parts)
+        if self.inner is not None:
+            return shape.overlap <= _SPLIT and self.tried(tiling, boxes, self.room.beside_bytes())
+        if shape.overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT):
+            return True
+        if shape.working_bytes >= self.largest:
+            return True
+        self.largest = shape.working_bytes
+        beside = self.room.beside_bytes()
+        resident = self._resident()
+        least = max(shape.working_bytes, shape.gradient_bytes if len(boxes) > 1 else 0)
+        if least + beside + resident > self.budget or shape.elements > _ELEMENTS:
+            return True
+        if _CERTAIN * self.ratio * shape.working_bytes + beside + resident > self.budget:
+            return True
+        going_on = self.tried(tiling, boxes, beside)
+        if self.needed:  # it did not fit
+            ratio = (self.needed - beside - resident) / shape.working_bytes
+            self.ratio = min(self.ratio or ratio, ratio)
+        return going_on
+
+    def tried(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> bool:
+        """Plan with these tiles; False where smaller ones cannot help any more, or come too late."""
+        self.needed = 0
+        late = self.cutter.expected(tiling, boxes) + _SEARCH * self.settings.time_limit > self.left()
+        if self.best is not None and late:
+            return False
+        try:
+            plan, inner = self._planned(tiling, boxes, beside)
+        except InfeasibleError as error:
+            # a tile has a budget of its own
+            needed = self.needed = self.budget + error.smallest_budget - error.budget
+            if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
+                self.refused = InfeasibleError(
+                    f"none that was tried fits; {len(boxes)} of them would need {format_bytes(needed)}",
+                    budget=self.budget,
+                    smallest_budget=needed,
+                    floor=0,
+                )
+            helped = needed < _LESS * self.least
+            self.least = min(self.least, needed)
+            self.vain = 0 if helped else self.vain + 1
+            return self.vain < _WORSE
+        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
+            self.best, self.worse = plan, 0
+        else:
+            self.worse += 1
+        return inner > _GOOD
+
+    def _planned(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
+        """A plan found fast for these tiles, and which share of its time it spends on what is run again."""
+        if self.channels_last is None:
+            self.channels_last = self.cutter.faster_layout(tiling, boxes)
+        way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
+        again = partial(self._search, way, tiling, boxes, beside)
+        share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
+        limit, before = max(_SHORTEST * self.time_limit, share * self.left()), self.spent()
+        plan = again(limit)
+        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
+            self.again, self.probed, self.over = again, limit, max(0.0, self.spent() - before - limit)
+        least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
+        return plan, plan.predicted.seconds / least - 1 if least else 0.0
+
+    def _search(
+        self, way: Way, tiling: Tiling, boxes: Sequence[Rect], beside: int, time_limit: float
+    ) -> Plan:
+        settings, cut, end = self.settings, tiling.begins, tiling.ends
+        kind = device_of(way.whole.graph)
+        graph = with_state(way.whole.graph, self.state)
+        plan_with = partial(
+            plan_loop,
+            graph,
+            around(way.whole, kind),
+            boxes,
+            way.which,
+            way.steps,
+            self.budget,
+            self.plain,
+            cut=cut,
+            end=end,
+            channels_last=way.channels_last,
+            whole=self._all_of_it(tiling),
+            able=able_in_place(way.whole),
+            beside_bytes=beside,
+            time_limit=time_limit,
+            seed=settings.seed,
+            progress=settings.progress,
+        )
+        plan = plan_with(only=settings.only, link=link_of(kind) if "offload" in settings.only else None)
+        if not fits_host(graph, plan.program):
+            plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
+        self.interrupted = self.interrupted or plan.interrupted
+        return plan
+
+    def _all_of_it(self, tiling: Tiling) -> bool:
+        return not tiling.begins and tiling.ends == result_of(self.joint)
+
+    def polish(self) -> None:
+        """Plan the best way to cut once more, in the time that is left."""
+        left = self.left() - self.over
+        if self.best is None or self.again is None or left <= self.probed or self.interrupted:
+            return
+        with self.unless_refused(), contextlib.suppress(InfeasibleError):
+            plan = self.again(left)
+            if plan.predicted.seconds < self.best.predicted.seconds:
+                self.best = plan

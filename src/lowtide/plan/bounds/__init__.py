@@ -1,0 +1,7 @@
+"""Lower bounds: what no valid schedule can beat, in bytes and in seconds.
+
+Takes a Problem and a budget; gives proven bounds, from relaxations and mixed-integer programs that HiGHS
+solves.
+
+From outside: ``cut``, ``highs``, ``lower_bounds``, ``relaxation``, ``repeated_blocks``.
+"""

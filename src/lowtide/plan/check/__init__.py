@@ -1,0 +1,8 @@
+"""The checker: whether a Program is valid for a graph by every rule of docs/valid-programs.md.
+
+Takes a Graph, a Program and a budget; gives its peak, or a PlanError with the number of the rule. It
+imports the instructions of Programs and nothing else of ``plan``, so that it cannot share a mistake with a
+planner.
+
+From outside: ``checker``, ``graph``, ``play``, ``rules``, ``tiles``, ``time``.
+"""

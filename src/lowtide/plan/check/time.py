@@ -1,0 +1,110 @@
+"""How long a Program takes by the costs of its operators, told by code that shares nothing with planners.
+
+Copies to the host and back go beside the computation, one after the other each way. A drop waits until what
+it lets go of is on the host, and an operator until what it reads is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from lowtide.graph import RESIDENT_ROLES, Graph
+from lowtide.plan.check.graph import allocated
+from lowtide.plan.program.instructions import Drop, Program, Run, Send
+
+__all__ = ["Rates", "seconds_of"]
+
+
+class Rates(Protocol):
+    """What copies between device and host take."""
+
+    @property
+    def to_host(self) -> float:
+        """Bytes a second."""
+
+    @property
+    def to_device(self) -> float:
+        """Bytes a second."""
+
+    @property
+    def handover(self) -> float:
+        """Seconds of the computation itself for each copy."""
+
+    @property
+    def beside(self) -> float:
+        """Seconds of the computation itself for each byte."""
+
+
+def seconds_of(
+    graph: Graph,
+    program: Program,
+    seconds: Sequence[float],
+    short: Mapping[int, float],
+    rates: Rates | None,
+) -> float:
+    """When the last operator of a valid Program has ended; with leaves that travel, when they are back.
+
+    ``short`` are seconds of short second runs, ``rates`` those of copies, which take no time without.
+    """
+    clock = _Clock(graph, rates)
+    owner = graph.storages()
+    sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
+    leaves = any(graph.tensors[t].role in RESIDENT_ROLES and owner[t] == t for t in sent)
+    ended = 0.0
+    for line in program.instructions:
+        if isinstance(line, Run):
+            op = graph.ops[line.op]
+            for t in {*op.reads, *(owner[t] for t in op.inputs if leaves)}:
+                clock.wait(clock.back.pop(t, 0.0))
+            own = seconds[line.op]
+            clock.now += short.get(line.op, own) if line.short else own
+            ended = clock.now
+        elif isinstance(line, Drop):
+            for t in line.tensors:
+                clock.wait(clock.away.pop(t, 0.0))
+                clock.back.pop(t, None)
+        elif isinstance(line, Send):
+            clock.send(line.tensor)
+        else:
+            clock.fetch(line.tensor)
+    if leaves:
+        for t in set(owner):
+            clock.wait(clock.back.pop(t, 0.0))
+        ended = clock.now
+    return ended
+
+
+class _Clock:
+    def __init__(self, graph: Graph, rates: Rates | None) -> None:
+        self.rates = rates
+        self.size = [allocated(one) for one in graph.tensors]
+        self.now = 0.0
+        self.out = self.into = 0.0
+        """When each lane is free again."""
+        self.away: dict[int, float] = {}
+        """When copies to the host end, of what is still on the device."""
+        self.there: dict[int, float] = {}
+        """When what is on the host has come there."""
+        self.back: dict[int, float] = {}
+        """When copies to the device end, of what was not read since."""
+
+    def wait(self, until: float) -> None:
+        self.now = max(self.now, until)
+
+    def send(self, tensor: int) -> None:
+        took = self._hand_over(tensor, out=True)
+        self.out = max(self.now, self.out, self.back.get(tensor, 0.0)) + took
+        self.away[tensor] = self.there[tensor] = self.out
+
+    def fetch(self, tensor: int) -> None:
+        took = self._hand_over(tensor, out=False)
+        self.into = max(self.now, self.into, self.there[tensor]) + took
+        self.back[tensor] = self.into
+
+    def _hand_over(self, tensor: int, *, out: bool) -> float:
+        if self.rates is None:
+            return 0.0
+        size, rates = self.size[tensor], self.rates
+        self.now += rates.handover + size * rates.beside
+        return size / (rates.to_host if out else rates.to_device)

@@ -1,0 +1,7 @@
+"""The whole search, from a graph with costs and a budget to a Plan.
+
+``make_plan`` plans a step, ``plan_loop`` one in tiles, ``sweep`` many budgets; ``search`` finds schedules,
+``candidates`` are the Programs made of them.
+
+From outside: ``make_plan``, ``plan_loop``, ``search``, ``sweep``.
+"""

@@ -1,0 +1,394 @@
+"""with_offload(problem, budget, link): the fastest plan found that may keep storages on the host as well.
+
+A cut program chooses what goes to the host and what runs again, as far as the link reaches; it grows by the
+instants at which its own solution exceeds the budget, and gives the bound. What it sends is given times to
+leave and to come back, what is left is recomputation again, and a simulation with the link's lanes has the
+last word. Then the same for a slower link or a smaller budget, and for the storages that are made first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil
+
+from lowtide.plan.bounds.cut import solve_cuts
+from lowtide.plan.bounds.lower_bounds import chained
+from lowtide.plan.bounds.relaxation import Relaxation
+from lowtide.plan.bounds.repeated_blocks import shared
+from lowtide.plan.offload.trips import Trip, hurried, prefix, relaxed, trips, with_trips
+from lowtide.plan.problem.lower import lower
+from lowtide.plan.problem.problem import Problem
+from lowtide.plan.problem.schedule import Event, evaluate, order
+from lowtide.plan.program.copy_lanes import Lanes, Link
+from lowtide.plan.program.simulate import simulate
+from lowtide.plan.recompute.found import Found
+from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, Progress, recompute_or_none
+
+__all__ = ["with_offload"]
+
+_CAREFUL = 0.9
+"""The share of the link's rates that plans are chosen by; the bound, and what is told, are for all of it."""
+_LARGE = 1000
+"""From so many operators on, recomputation alone gets half of the time, unless blocks repeat."""
+_REPEATING = 300
+"""From so many operators on, repeated blocks are looked for."""
+_REUSING = 0.2
+"""Share of the time limit after which no other way to choose once for their copies is begun."""
+_SLACK = 5e-4
+"""What such a choice may leave open, as a share of the time of the plain step."""
+_ROUNDS = 6
+"""So often the cut program may grow."""
+_TRIES = (
+    *((0.9, 0.99), (1.0, 1.0), (0.85, 1.0), (0.9, 0.97)),
+    *((0.8, 0.98), (0.7, 1.0), (0.9, 0.93), (0.6, 0.95)),
+)
+"""Shares of the link and of the budget that the host's part is chosen for, besides the careful ones."""
+_PRUNED = 4
+"""So often storages that are waited for may stay on the device after all."""
+_ENDING = 0.92
+"""Share of the time limit after which nothing new is begun: what has begun may take a little longer."""
+_RESERVE = 0.12
+"""Share of the time limit, besides, that is left for the lowest peak where nothing is found before."""
+_GROWING = 0.3
+"""Share of the time limit in which the bound grows."""
+_ALONE = (1.0, 1.04, 1.1, 1.2)
+"""Without recomputation: shares of what is too much that go to the host, first made first."""
+
+
+class _Away:
+    """The search, and what it knows so far."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        link: Link,
+        relaxation: Relaxation,
+        time_limit: float,
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        self.problem, self.budget, self.link = problem, budget, link
+        self.relaxation = relaxation
+        self.careful = slowed(link, _CAREFUL)
+        self.time_limit, self.seed, self.progress = time_limit, seed, progress
+        self.began = time.monotonic()
+        self.plain = evaluate(problem, ())
+        self.recomputing = any(problem.again)
+        worth = self.recomputing and _REPEATING <= len(problem.ops) <= REUSED_A_SECOND * time_limit
+        self.ways = shared(problem, self.plain) if worth else []
+        """Ways to choose once for the copies of repeated blocks."""
+        self.best: Found | None = None
+        self.bound = 0
+        self.impossible = False
+        self.interrupted = False
+        self.cuts = {self.plain.peak_at}
+
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return _ENDING * self.time_limit - (time.monotonic() - self.began)
+
+    def done(self) -> bool:
+        """Nothing can or may be gained any more."""
+        optimal = self.best is not None and self.best.cost <= self.bound
+        reserve = _RESERVE * self.time_limit if self.best is None else 0.0
+        return optimal or self.impossible or self.left() <= reserve
+
+    def offer(self, found: Found | None) -> None:
+        """Take a plan as the best if it is."""
+        if found is not None and (self.best is None or found.cost < self.best.cost):
+            self.best = found
+            self.report()
+
+    def report(self) -> None:
+        """Tell whoever watches."""
+        if self.progress is not None and self.best is not None:
+            bound = min(self.bound, self.best.cost)
+            gap = (self.best.cost - bound) / max(1, self.problem.total_time + self.best.cost)
+            spent = time.monotonic() - self.began
+            self.progress(spent, self.best.overhead_seconds, self.problem.seconds(bound), gap)
+
+    def work(self) -> None:
+        """The search itself."""
+        if self.recomputing or self.plain.peak <= self.budget:
+            effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE or self.ways else 0.5)
+            alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
+            self.offer(alone)
+            if alone is not None and alone.interrupted:
+                raise KeyboardInterrupt
+        self.grow()
+        for away, events in self.candidates():
+            if self.done():
+                break
+            self.attempt(away, events)
+
+    def grow(self) -> None:
+        """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
+
+        Some rounds give the bound, the others plans, for copies that are a little late.
+        """
+        for link in (self.link, self.careful):
+            if link is self.careful:
+                self.reuse()
+            cuts, until = self.cuts, self.left() - self.time_limit * _GROWING
+            for _ in range(_ROUNDS):
+                if self.done() or (link is self.link and self.left() < until):
+                    break
+                share = 0.15 if self.bound else 0.3
+                seconds = max(0.2, min(self.left(), self.time_limit * share))
+                result = solve_cuts(
+                    self.problem,
+                    self.budget,
+                    sorted(cuts),
+                    nodes=500,
+                    seconds=seconds,
+                    link=link,
+                    relaxation=self.relaxation if link is self.link else None,
+                )
+                if not result.feasible:
+                    self.impossible = self.best is None and link is self.link
+                    break
+                if link is self.link:
+                    self.bound = max(self.bound, result.bound)
+                    self.report()
+                if result.events is None or (len(cuts) > 1 and not result.solved and link is self.link):
+                    break
+                self.cuts = cuts
+                plan = self.attempt if link is self.careful else self.most
+                worst = plan(result.away, result.events)
+                if worst < 0 or any(abs(worst - cut) <= 1 for cut in cuts):
+                    break
+                if not chained(self.relaxation, cuts, worst):
+                    break
+                cuts = cuts | {worst}
+
+    def reuse(self) -> None:
+        """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
+        until = self.left() - self.time_limit * _REUSING
+        for ties in self.ways[1:] + self.ways[:1]:
+            if self.done() or self.left() < until:
+                break
+            seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
+            result = solve_cuts(
+                self.problem,
+                self.budget,
+                [self.plain.peak_at],
+                nodes=100,
+                seconds=seconds,
+                slack=_SLACK,
+                link=self.careful,
+                ties=ties,
+            )
+            if result.events is not None:
+                self.attempt(result.away, result.events)
+
+    def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
+        """What goes to the host, and what runs again: by cut programs, then first made."""
+        for share, part in _TRIES:
+            slower = slowed(self.link, share)
+            budget, cuts = max(1, int(self.budget * part)), sorted(self.cuts)
+            seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
+            result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
+            yield result.away, result.events or ()
+        peak = max(self.cuts, key=self.plain.live.__getitem__)
+        for share in () if self.recomputing else _ALONE:
+            yield prefix(self.problem, peak, int((self.plain.peak - self.budget) * share)), ()
+
+    def attempt(self, away: Mapping[int, int], events: Collection[Event]) -> int:
+        """Plan with these storages on the host; the instant where the plan first asked for most, or -1."""
+        wished, live, worst = self.wished(away, events, self.careful)
+        if wished:
+            self.complete(wished, away, events)
+        if worst >= 0 and not self.done():
+            self.complete(hurried(self.problem, wished, away, live, self.budget), away, events)
+        return worst
+
+    def most(self, away: Mapping[int, int], events: Collection[Event]) -> int:
+        """The instant at which most is live above the budget, should copies be as fast as can be; or -1."""
+        return self.wished(away, events, self.link)[2]
+
+    def wished(
+        self, away: Mapping[int, int], events: Collection[Event], link: Link
+    ) -> tuple[list[Trip], list[int], int]:
+        """Trips as the link allows them, what is live then, and the instant most above the budget, or -1."""
+        wished = trips(self.problem, away, link, events=events)
+        if not wished:
+            return wished, [], -1
+        problem = with_trips(self.problem, wished)
+        live = _by_instant(self.problem, problem, carried(self.problem, problem, events))
+        worst = max(range(len(live)), key=live.__getitem__)
+        return wished, live, worst if live[worst] > self.budget else -1
+
+    def complete(self, taken: list[Trip], away: Mapping[int, int], events: Collection[Event]) -> None:
+        """Plan beside the trips, then without those that are waited for longest, as long as that helps."""
+        best = self.planned(taken, away, self.problem, events, 0.1)
+        for _ in range(_PRUNED):
+            if best is None or self.done():
+                return
+            found, taken = best
+            waits = _waits(found.problem, found.events, self.careful)
+            longest = max(waits.values(), default=0.0)
+            staying = {s for s, wait in waits.items() if wait > longest / 2}
+            if not staying:
+                return
+            fewer = [trip for trip in taken if trip.storage not in staying]
+            best = self.planned(fewer, away, found.problem, found.events, 0.05)
+            if best is not None and best[0].cost >= found.cost:
+                return
+
+    def planned(
+        self,
+        taken: list[Trip],
+        away: Mapping[int, int],
+        source: Problem,
+        events: Collection[Event],
+        share: float,
+    ) -> tuple[Found, list[Trip]] | None:
+        """The best recomputation beside the trips, with a share of the time limit, and the trips relaxed.
+
+        ``events`` are a schedule of ``source`` to start from.
+        """
+        problem = with_trips(self.problem, taken)
+        found = recompute_or_none(
+            problem,
+            self.budget,
+            effort=max(0.2, share * self.time_limit),
+            left=self.left(),
+            seed=self.seed,
+            starts=[carried(source, problem, events)],
+        )
+        if found is None:
+            return None
+        best = self.priced(found), taken
+        self.offer(best[0])
+        if found.interrupted:  # it may be the best, and ends the whole search
+            raise KeyboardInterrupt
+        if found.problem is not problem:
+            return None
+        easier = self.relax(found, taken, away)
+        if easier is not None and easier[0].cost < best[0].cost:
+            self.offer(easier[0])
+            return easier
+        return best
+
+    def relax(
+        self, found: Found, taken: list[Trip], away: Mapping[int, int]
+    ) -> tuple[Found, list[Trip]] | None:
+        """Let storages leave later and come back earlier where the plan has room for it."""
+        events = carried(found.problem, self.problem, found.events)
+        spent = [0] * len(self.problem.ops)
+        for instant, op in events:
+            spent[instant] += self.problem.repeat[op]
+        # an operator begins after what runs again before it
+        whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
+        begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
+        wished = trips(self.problem, away, self.careful, begins, events)
+        live = _by_instant(self.problem, found.problem, found.events)
+        taken = relaxed(self.problem, taken, wished, live, self.budget)
+        problem = with_trips(self.problem, taken)
+        outcome = evaluate(problem, carried(self.problem, problem, events))
+        if outcome.peak > self.budget:
+            return None
+        easier = replace(found, problem=problem, events=outcome.events, cost=outcome.cost, peak=outcome.peak)
+        return self.priced(easier), taken
+
+    def priced(self, found: Found) -> Found:
+        """The plan with its waiting as part of its cost, should copies be a little late.
+
+        Times are never quite as measured: a plan whose copies end just in time would wait for them.
+        """
+        cost = _overhead(found.problem, found.events, self.careful)
+        return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
+
+
+def with_offload(
+    problem: Problem,
+    budget: int,
+    link: Link,
+    relaxation: Relaxation,
+    *,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Found | None, int, bool]:
+    """The best plan found; the bound; where there is no plan, whether it is proven that none exists."""
+    search = _Away(problem, budget, link, relaxation, time_limit, seed, progress)
+    try:
+        search.work()
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        search.interrupted = True
+    best = search.best
+    if best is None:
+        return None, search.bound, search.impossible
+    cost = _overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
+    spent = time.monotonic() - search.began
+    bound = min(search.bound, cost)
+    best = replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
+    return best, bound, False
+
+
+def slowed(link: Link, share: float) -> Link:
+    """A link with a share of the rates."""
+    return replace(link, to_host=link.to_host * share, to_device=link.to_device * share)
+
+
+def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
+    """A schedule of a problem as one of the same problem with other storages away."""
+    place = _places(source, target)
+    return frozenset((place[t], place[v]) for t, v in events)
+
+
+def _by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
+    """The most bytes that are live before or while each operator of ``source`` runs."""
+    outcome = evaluate(problem, events)
+    place = _places(problem, source)
+    found = [0] * len(source.ops)
+    for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
+        found[place[instant]] = max(found[place[instant]], live)
+    return found
+
+
+def _places(source: Problem, target: Problem) -> list[int]:
+    """For each operator of a problem its place in another; for a copy that of the operator after it."""
+    known = {op: k for k, op in enumerate(target.ops) if op >= 0}
+    found, at = [0] * len(source.ops), len(target.ops) - 1
+    for k in reversed(range(len(source.ops))):
+        found[k] = at = known.get(source.ops[k], at)
+    return found
+
+
+def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
+    """Time beyond that of the plain step: running again, and waiting for copies."""
+    seconds = _seconds(problem)
+    program = lower(problem, events)
+    timeline = simulate(problem.graph, program, seconds=seconds, short=_short(problem), link=link)
+    return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
+
+
+def _waits(problem: Problem, events: Iterable[Event], link: Link) -> dict[int, float]:
+    """Seconds that are spent waiting for copies, by storage."""
+    lanes = Lanes(problem.graph, link)
+    program, seconds = lower(problem, events), _seconds(problem)
+    simulate(problem.graph, program, seconds=seconds, short=_short(problem), lanes=lanes)
+    number = {tensor: s for s, tensor in enumerate(problem.owner)}
+    return {number[tensor]: wait for tensor, wait in lanes.waited.items()}
+
+
+def _seconds(problem: Problem) -> list[float]:
+    """What each operator of the graph takes."""
+    seconds = [0.0] * len(problem.graph.ops)
+    for op, spent in zip(problem.ops, problem.time, strict=True):
+        if op >= 0:
+            seconds[op] = problem.seconds(spent)
+    return seconds
+
+
+def _short(problem: Problem) -> dict[int, float]:
+    """Seconds of short second runs, by operator of the graph."""
+    pairs = zip(problem.ops, problem.repeat, strict=True)
+    return {op: problem.seconds(spent) for op, spent in pairs if op in problem.short}

@@ -1,0 +1,91 @@
+"""Operators in another order: one that holds less, or one that a search has found.
+
+In the lean order whoever lets go of more than it makes runs as soon as it can, so that gradients and
+activations are released early; whoever makes more than it reads runs as late as it can, such as the gradient
+of a large weight. Operators whose order shows in the result stay in their order
+(:mod:`lowtide.plan.problem.precedence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from lowtide.plan.problem.precedence import precedence
+from lowtide.plan.problem.problem import Problem
+from lowtide.plan.problem.schedule import Event
+
+__all__ = ["in_order", "lean_order", "moved"]
+
+_T = TypeVar("_T")
+
+
+def lean_order(problem: Problem) -> list[int]:
+    """The operators of a problem in an order that releases storages early and takes them late."""
+    planned = precedence(problem).planned
+    readers, sizes = problem.readers, problem.bytes
+    made = [sum(sizes[s] for s in writes) for writes in problem.writes]
+    line = list(range(len(problem.ops)))
+    for v in range(1, len(line)):
+        dying = {s for s in problem.reads[v] if not problem.kept[s] and readers[s][-1] == v}
+        if sum(sizes[s] for s in dying) <= made[v] + problem.workspace[v]:
+            continue
+        after = planned[v]
+        for r in (r for s in dying for r in readers[s] if r != v):
+            after |= 1 << r
+        _hoist(line, v, after)
+    for v in reversed(range(len(line))):
+        if made[v] > sum(sizes[s] for s in problem.reads[v] if not problem.kept[s]):
+            _put_off(line, v, planned, problem.split)
+    return line
+
+
+def _hoist(line: list[int], v: int, after: int) -> None:
+    """Move an operator to right after the last of those it must follow."""
+    at = to = line.index(v)
+    while to and not after >> line[to - 1] & 1:
+        to -= 1
+    line.insert(to, line.pop(at))
+
+
+def _put_off(line: list[int], v: int, planned: Sequence[int], split: int) -> None:
+    """Move an operator to right before the first that must follow it, in its part of the step."""
+    at = to = line.index(v)
+    while to + 1 < len(line) and not planned[line[to + 1]] >> v & 1 and (line[to + 1] < split) == (v < split):
+        to += 1
+    line.insert(to, line.pop(at))
+
+
+def in_order(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem with its operators in another order, which keeps forward before backward."""
+    place = [0] * len(order)
+    for new, old in enumerate(order):
+        place[old] = new
+
+    def sorted_as(values: Sequence[_T]) -> tuple[_T, ...]:
+        return tuple(values[old] for old in order)
+
+    return replace(
+        problem,
+        ops=sorted_as(problem.ops),
+        time=sorted_as(problem.time),
+        repeat=sorted_as(problem.repeat),
+        workspace=sorted_as(problem.workspace),
+        asked=sorted_as(problem.asked),
+        again=sorted_as(problem.again),
+        reads=sorted_as(problem.reads),
+        writes=sorted_as(problem.writes),
+        over=sorted_as(problem.over),
+        producer=tuple(place[v] if v >= 0 else -1 for v in problem.producer),
+        charges=tuple(
+            replace(c, instant=place[c.instant], op=place[c.op]) if c.op else c for c in problem.charges
+        ),
+        charged=sorted_as(problem.charged),
+    )
+
+
+def moved(order: Sequence[int], events: Iterable[Event]) -> frozenset[Event]:
+    """The events of a problem as those of the same problem in another order."""
+    place = {old: new for new, old in enumerate(order)}
+    return frozenset((place[t], place[v]) for t, v in events)

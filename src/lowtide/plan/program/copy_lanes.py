@@ -1,0 +1,107 @@
+"""Three clocks: compute, copies to the host, copies to the device; and who waits for whom.
+
+    compute    ──run──run──┤drop waits├──run──┤waits├──run reads x──
+    to host      └─send x──────────┘
+    to device                                 └─fetch x─┘
+
+Each copy lane works first in, first out, beside the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lowtide.errors import PlanError
+from lowtide.graph import Graph
+from lowtide.plan.program.memory import allocated_bytes
+
+__all__ = ["Lanes", "Link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Bytes a second between device and host, each way."""
+
+    to_host: float
+    to_device: float
+    handover: float = 0.0
+    """Seconds that the computation itself spends on a copy: it says when that may start, and waits for it."""
+    beside: float = 0.0
+    """Seconds by which a byte on its way holds the computation up: the device's memory serves both."""
+
+    def taken(self, size: int) -> float:
+        """Seconds that a copy of so many bytes takes from the computation."""
+        return self.handover + size * self.beside
+
+
+class Lanes:
+    """The clocks of a program while it is simulated; without a link copies take no time."""
+
+    def __init__(self, graph: Graph, link: Link | None) -> None:
+        self.graph = graph
+        self.link = link
+        self.now = 0.0
+        self._spoken_for = 0.0
+        """Waiting that is not part of any operator's time yet."""
+        self._out = self._in = 0.0
+        self._sent: dict[int, float] = {}
+        self._coming: dict[int, float] = {}
+        self._on_host: dict[int, float] = {}
+        self.waited: dict[int, float] = {}
+        """Seconds that were spent waiting for copies of each tensor."""
+
+    def send(self, tensor: int, is_here: Callable[[int], bool]) -> None:
+        """Queue a copy to the host."""
+        if not is_here(tensor):
+            raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
+        self._hand_over(tensor)
+        start = max(self.now, self._out, self._coming.get(tensor, 0.0))
+        self._out = start + self._seconds(tensor, out=True)
+        self._sent[tensor] = self._on_host[tensor] = self._out
+
+    def drop(self, tensors: Iterable[int], is_here: Callable[[int], bool]) -> None:
+        """Wait for copies of what is let go of."""
+        for tensor in tensors:
+            if tensor in self._sent and not is_here(tensor):
+                self._wait(tensor, self._sent.pop(tensor))
+            self._coming.pop(tensor, None)
+
+    def fetch(self, tensor: int) -> None:
+        """Queue a copy back to the device."""
+        if tensor not in self._on_host:
+            raise PlanError(f"the program fetches {self._label(tensor)!r}, which was never sent")
+        self._hand_over(tensor)
+        start = max(self.now, self._in, self._on_host[tensor])
+        self._in = self._coming[tensor] = start + self._seconds(tensor, out=False)
+
+    def run(self, reads: Iterable[int], seconds: float) -> float:
+        """Run an operator; what it takes with what was waited for before it."""
+        for tensor in reads:
+            if tensor in self._coming:
+                self._wait(tensor, self._coming.pop(tensor))
+        waited, self._spoken_for = self._spoken_for, 0.0
+        self.now += seconds
+        return seconds + waited
+
+    def _hand_over(self, tensor: int) -> None:
+        if self.link is not None:
+            taken = self.link.taken(allocated_bytes(self.graph.tensors[tensor]))
+            self._spoken_for += taken
+            self.now += taken
+
+    def _wait(self, tensor: int, until: float) -> None:
+        if until > self.now:
+            self.waited[tensor] = self.waited.get(tensor, 0.0) + until - self.now
+            self._spoken_for += until - self.now
+            self.now = until
+
+    def _seconds(self, tensor: int, *, out: bool) -> float:
+        if self.link is None:
+            return 0.0
+        return allocated_bytes(self.graph.tensors[tensor]) / (
+            self.link.to_host if out else self.link.to_device
+        )
+
+    def _label(self, tensor: int) -> str:
+        return self.graph.tensors[tensor].label

@@ -1,0 +1,340 @@
+"""recompute(problem, budget): the cheapest schedule that could be found inside a budget, with its proof.
+
+A portfolio, in this order, each step skipped once the cost equals the bound:
+
+1. store everything, if that fits;
+2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
+   the shortest path of step 7;
+3. for large problems with repeated blocks a cut program with one choice for all copies;
+4. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
+   often the optimum itself, else good starts;
+5. greedy by next use: nearly always feasible; then step 3 again in other ways, mended by a cold annealing;
+6. annealing from the best starts, then again from the best plan;
+7. for small problems the shortest path over what has run and what is held: exact, in any order of runs;
+8. annealing in other orders of the operators, where time is left;
+9. cut programs again, with cuts where the best plan touches the budget.
+
+Cut programs choose the order of the operators too, where it is open: their bound holds for every order, and
+their schedules are tried, and annealed, in the order that they chose.
+
+Work is counted in moves and nodes, not in seconds, so that the same seed gives the same plan; the time
+limit is a deadline that cuts the work short on a slow machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from lowtide.errors import InfeasibleError
+from lowtide.plan.bounds.cut import CutResult, Ties, solve_cuts
+from lowtide.plan.bounds.lower_bounds import Cuts, smallest_conceivable, surely_infeasible
+from lowtide.plan.bounds.relaxation import Relaxation
+from lowtide.plan.bounds.repeated_blocks import shared
+from lowtide.plan.problem.problem import Problem
+from lowtide.plan.problem.reorder import in_order, moved
+from lowtide.plan.problem.schedule import Event, Outcome, evaluate
+from lowtide.plan.recompute.annealing.rounds import Line, anneal, anneal_round, moves_of
+from lowtide.plan.recompute.found import Found
+from lowtide.plan.recompute.greedy import greedy
+from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
+from lowtide.plan.recompute.refusal import refusal
+from lowtide.plan.recompute.smallest_budget import Smallest, lowest_in_order, smallest_budget
+from lowtide.plan.recompute.state import RESERVE, SLACK, Progress, State
+
+__all__ = ["REUSED_A_SECOND", "Progress", "recompute", "recompute_or_none"]
+
+_SMALL = 64
+"""Up to so many storages the shortest path is looked for as well."""
+_EXACTLY = 0.75
+"""Of the time limit, after which the shortest path is given up where nothing is found before."""
+_PROOF = 0.1
+"""Of the time limit, for a proof that there is no plan."""
+_LOWEST = 0.18
+"""Of the time limit, for the lowest peak where there is none: less than a search at that peak has for it."""
+REUSED_A_SECOND = 600
+"""Repeated blocks are used where there is a second of the time limit for so many operators."""
+_FREELY = 0.15
+"""Of the time limit, at most for one cut program of repeated blocks."""
+_MENDING = 0.25
+"""Of the time limit, for mending their schedules."""
+_ANNEALING = 0.3
+"""Of the time limit, left for the annealing that comes after."""
+_FAR = 2
+"""Where choosing freely takes more than so many times the budget, borders do not mend that."""
+_NEARLY = 1.2
+"""A schedule of at most so much of the budget is worth mending."""
+_COLD = 0.05
+"""The heat, in times of a usual operator, at which a good schedule is mended and not forgotten."""
+_TINY = 40
+"""Up to so many operators the shortest path comes even before the cut programs."""
+_STATES = 30_000
+"""Of which so many states may be visited."""
+
+
+def recompute(
+    problem: Problem,
+    budget: int,
+    relaxation: Relaxation,
+    *,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    starts: Iterable[Iterable[Event]] = (),
+    others: Sequence[Sequence[int]] = (),
+) -> Found:
+    """The cheapest schedule of recomputation found inside ``budget`` bytes; its bound is the relaxation's.
+
+    ``others`` are other orders of the problem's operators, to be tried where time is left.
+    """
+    run = _Search(problem, budget, time_limit, seed, progress, relaxation).searched(starts, others)
+    if run.best is None and not run.impossible and budget >= run.floor:
+        run.at_the_limit()
+    return run.found()
+
+
+def recompute_or_none(
+    problem: Problem,
+    budget: int,
+    *,
+    effort: float,
+    left: float = inf,
+    seed: int = 0,
+    starts: Iterable[Iterable[Event]] = (),
+) -> Found | None:
+    """The same in the problem's order, without looking for what would work where nothing is found.
+
+    As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
+    The bound holds for that order alone.
+    """
+    limit = min(effort, max(left, 0.2))
+    run = _Search(problem, budget, limit, seed, None, None, effort=effort).searched(starts)
+    return None if run.best is None else run.found()
+
+
+class _Search(State):
+    """The portfolio, in one order of the operators first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.line = Line.of(self.problem)
+        self.in_order = lowest_in_order(self.problem)
+        self.floor = smallest_conceivable(self.relaxation) if self.relaxation else self.in_order
+        self.small = len(self.problem.bytes) <= _SMALL
+        self.lowest: Smallest | None = None
+        """The lowest peak, where it was looked for."""
+        self.chosen: tuple[Sequence[int], frozenset[Event]] | None = None
+        """An order that a cut program chose, with its schedule, where that needs less there."""
+
+    def searched(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]] = ()) -> _Search:
+        """This, after the search; ``others`` are orders to be tried where time is left."""
+        if self.plain.peak <= self.budget:
+            self.offer(self.plain, "plain")
+        elif self.budget >= self.floor:
+            try:
+                self.work(starts, others)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                if self.best is None:
+                    raise
+        return self
+
+    def at_the_limit(self) -> None:
+        """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
+        seconds = max(RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
+        known = self.lowest = self.smallest(seconds)
+        if known.budget <= self.budget:
+            self.offer(evaluate(known.problem, known.events), "lowest peak", known.problem)
+
+    def smallest(self, seconds: float) -> Smallest:
+        """The lowest peak that can be found in so many seconds; the same whatever budget was asked for."""
+        known = smallest_budget(
+            self.problem, time_limit=seconds, seed=self.seed, effort=self.time_limit, enough=self.budget
+        )
+        if self.relaxation is None or not self.small or known.budget <= self.budget:
+            return known
+        deadline = time.monotonic() + seconds
+        return smallest_exactly(known, self.relaxation, self.floor, states=_STATES // 3, deadline=deadline)
+
+    def work(self, starts: Iterable[Iterable[Event]], others: Sequence[Sequence[int]]) -> None:
+        """The portfolio."""
+        pool = [evaluate(self.problem, start) for start in starts]
+        for outcome in pool:
+            self.offer(outcome, "given")
+        if not self.large and self.budget >= self.in_order and not self.done():
+            short = 1.0 if self.effort else min(1.0, self.time_limit)
+            moves = max(10_000, int(100_000 * short))
+            anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
+        small = self.small
+        tiny = small and len(self.problem.ops) <= _TINY
+        if tiny and not self.done():
+            self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
+        cuts = Cuts(self.problem, self.budget, self.plain.peak_at, self.relaxation)
+        quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
+        ties = shared(self.problem, self.plain) if self.large and not quick and not self.done() else []
+        freely = self.reuse(ties[0], _FREELY) if ties else None
+        share = (0.4 if self.large else 0.6) - (_FREELY if ties else 0)
+        pool += self.solve_cuts(cuts, rounds=12, share=share)
+        if not self.done():
+            pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
+            self.offer(pool[-1], "greedy")
+        self.mend(freely, ties)
+        if small and not tiny and not self.done():
+            self.exactly(_STATES // 3)
+        self.anneal(pool, others)
+        if small and not self.done():
+            self.exactly(_STATES * 2)
+        if not self.done() and self.best is not None and self.there is None:
+            cuts.tighten(self.best.events, most=2)
+            self.solve_cuts(cuts, rounds=3, share=0.25)
+
+    def anneal(self, pool: list[Outcome], others: Sequence[Sequence[int]]) -> None:
+        """Anneal in the order that needs least, then in the others where time is left."""
+        known = [outcome.events for outcome in pool]
+        if self.chosen is not None:
+            order, events = self.chosen
+            self.anneal_in(order, [events, *known], first=300)
+        if self.budget >= self.in_order and not self.done():
+            anneal(self, self.line, known)
+        for k, order in enumerate(others):
+            self.anneal_in(order, known[-1:], first=600 + 300 * k)
+
+    def anneal_in(self, order: Sequence[int], starts: Iterable[frozenset[Event]], *, first: int) -> None:
+        """Anneal with the operators in another order; the starts are schedules in the problem's."""
+        if not self.done():
+            there = in_order(self.problem, order)
+            begin = [moved(order, start) for start in starts]
+            anneal(self, Line.of(there), [*begin, greedy(there, self.budget)], first=first)
+
+    def exactly(self, states: int) -> None:
+        """The shortest path, where there are few enough states."""
+        known = None if self.best is None else self.best.cost
+        deadline = self.until(_EXACTLY) if self.best is None else time.monotonic() + self.left()
+        found = cheapest(
+            self.problem, self.budget, self.relaxation, known=known, states=states, deadline=deadline
+        )
+        self.bound = max(self.bound, found.bound)
+        if found.schedule is not None:
+            there, events = found.schedule
+            self.offer(evaluate(there, events), "exact", there)
+        self.impossible = self.impossible or (found.impossible and self.best is None)
+
+    def reuse(self, ties: Ties, share: float) -> Outcome | None:
+        """A schedule with one choice for the copies of repeated blocks, in a share of the time limit."""
+        seconds = max(0.0, min(self.left(), share * self.time_limit))
+        cut, slack = self.plain.peak_at, 5 * SLACK
+        result = solve_cuts(
+            self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=slack, ties=ties
+        )
+        if result.events is None:
+            return None
+        outcome = evaluate(self.problem, result.events)
+        self.offer(outcome, "blocks")
+        return outcome
+
+    def mend(self, freely: Outcome | None, ties: list[Ties]) -> None:
+        """Anneal schedules of repeated blocks that nearly fit, cold; then with closer and closer borders."""
+        if freely is not None and freely.peak > _FAR * self.budget:
+            return
+        end = time.monotonic() + _MENDING * self.time_limit
+        for k, one in enumerate(ties):
+            if self.done() or time.monotonic() > end or self.left() < _ANNEALING * self.time_limit:
+                break
+            outcome = freely if freely is not None and not k else self.reuse(one, _FREELY)
+            if outcome is None:  # closer borders leave less
+                break
+            if outcome.peak <= _NEARLY * self.budget:
+                seed = self.seed * 1000 + 200 + k
+                moves = moves_of(self)
+                anneal_round(self, self.line, outcome.events, moves, seed=seed, hot=_COLD, method="blocks")
+
+    def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
+        """Solve the cut program, add the cuts its solution violates, and again."""
+        end = time.monotonic() + share * self.time_limit
+        found: list[Outcome] = []
+        for _ in range(rounds):
+            left = min(self.left(), end - time.monotonic())
+            if self.done() or left <= 0:
+                break
+            result = cuts.solve(
+                nodes=2_000 if self.large else 20_000,
+                seconds=left,
+                slack=SLACK / 2 if self.large else 0.0,
+                start=None if self.best is None or self.there is not None else self.best.events,
+            )
+            if not result.feasible:
+                self.impossible = True
+                break
+            self.bound = max(self.bound, cuts.bound)
+            self.report()
+            if result.events is None:
+                break
+            there, outcome = self.tried(result)
+            found.append(evaluate(self.problem, result.events))
+            if result.order is not None and outcome.peak > self.budget and not self.done():
+                found += self.in_turn(cuts, min(self.left(), end - time.monotonic()))
+            if outcome.peak <= self.budget or not cuts.tighten(outcome.events, there=there):
+                break
+        return found[-2:]
+
+    def in_turn(self, cuts: Cuts, seconds: float) -> list[Outcome]:
+        """The schedule of the cut program with the operators in the problem's order."""
+        nodes, slack = (500, SLACK) if self.large else (5_000, 0.0)
+        result = solve_cuts(
+            self.problem,
+            self.budget,
+            sorted(cuts.cuts),
+            nodes=nodes,
+            seconds=max(0.1, seconds),
+            slack=slack,
+            heavy=cuts.heavy,
+        )
+        if result.events is None:
+            return []
+        outcome = evaluate(self.problem, result.events)
+        self.offer(outcome, "cut")
+        return [outcome]
+
+    def tried(self, result: CutResult) -> tuple[Problem, Outcome]:
+        """The schedule of a cut program in the order that it chose."""
+        outcome = evaluate(self.problem, result.events or ())
+        self.offer(outcome, "cut")
+        self.chosen = None
+        if result.order is None:
+            return self.problem, outcome
+        there = in_order(self.problem, result.order)
+        other = evaluate(there, moved(result.order, result.events or ()))
+        self.offer(other, "cut", there)
+        if other.peak < outcome.peak:
+            self.chosen = result.order, result.events or frozenset()
+        return there, other
+
+    def found(self) -> Found:
+        """The result, or the error that says what would work."""
+        if self.best is None:
+            raise self.infeasible()
+        there = self.there or self.problem
+        return Found(
+            there,
+            self.budget,
+            self.best.events,
+            self.best.cost,
+            min(self.bound, self.best.cost),
+            self.best.peak,
+            Smallest(self.best.peak, self.best.events, there),
+            self.floor,
+            self.method,
+            time.monotonic() - self.began,
+            self.interrupted,
+            self.late,
+        )
+
+    def infeasible(self) -> InfeasibleError:
+        """What to say where no plan was found."""
+        proven = self.impossible or self.budget < self.floor
+        if self.relaxation is not None and not proven:
+            seconds = min(1.0, _PROOF * self.time_limit)
+            proven = surely_infeasible(self.problem, self.relaxation, self.budget, seconds=seconds)
+        known = self.lowest or self.smallest(_LOWEST * self.time_limit)
+        return refusal(self.budget, known, floor=self.floor, proven=proven)

@@ -1,0 +1,91 @@
+"""State: what a search for a schedule knows so far, and how much time it has left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lowtide.plan.bounds.relaxation import Relaxation
+from lowtide.plan.problem.problem import Problem, median_time
+from lowtide.plan.problem.schedule import Outcome, evaluate
+
+__all__ = ["LARGE", "RESERVE", "SLACK", "Progress", "State"]
+
+Progress = Callable[[float, float | None, float, float | None], None]
+"""Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
+
+LARGE = 300
+"""From so many operators on, a search may leave a little open."""
+SLACK = 1e-4
+"""That little, as a share of the time of the plain step."""
+RESERVE = 0.3
+"""Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
+_ENDING = 0.96
+"""Of the time limit, after which nothing new is begun: what has begun may take a little longer."""
+_ROUNDING = 1e-7
+"""A cost above the bound by no more than this share equals it: the solver works in floating point."""
+
+
+@dataclass
+class State:
+    """The best schedule and the best bound, with the limits of the search."""
+
+    problem: Problem
+    budget: int
+    time_limit: float
+    seed: int
+    progress: Progress | None
+    relaxation: Relaxation | None
+    """What bounds are proven with; None: schedules keep the problem's order, and bounds are for those."""
+    effort: float = 0.0
+    """Seconds that the number of moves is for; the time limit if 0."""
+    began: float = field(default_factory=time.monotonic)
+    best: Outcome | None = None
+    there: Problem | None = None
+    """The problem of the best schedule, where that has another order or needs pauses."""
+    method: str = ""
+    bound: int = 0
+    impossible: bool = False
+    """Whether it is proven that no schedule fits."""
+    interrupted: bool = False
+    late: bool = False
+
+    def __post_init__(self) -> None:
+        self.plain = evaluate(self.problem, ())
+        self.median = median_time(self.problem)
+        self.large = len(self.problem.ops) >= LARGE
+
+    def offer(self, outcome: Outcome, method: str, there: Problem | None = None) -> None:
+        """Take a schedule as the best if it is; ``there`` is its problem, where that is another."""
+        if outcome.peak <= self.budget and (self.best is None or outcome.cost < self.best.cost):
+            self.best, self.method = outcome, method
+            self.there = None if there is self.problem else there
+            self.report()  # may end in an interrupt: the best is whole by now
+
+    def report(self) -> None:
+        """Tell whoever watches."""
+        if self.progress is None:
+            return
+        best = None if self.best is None else self.problem.seconds(self.best.cost)
+        bound = self.problem.seconds(self.bound)
+        total = self.problem.seconds(self.problem.total_time)
+        gap = None if best is None or not total else max(0.0, best - bound) / (total + best)
+        self.progress(time.monotonic() - self.began, best, bound, gap)
+
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return self.until(_ENDING) - time.monotonic()
+
+    def until(self, share: float) -> float:
+        """When a share of the time limit is over."""
+        return self.began + share * self.time_limit
+
+    def done(self) -> bool:
+        """Nothing can or may be gained any more."""
+        slack = int((SLACK if self.large else _ROUNDING) * self.problem.total_time)
+        if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
+            return True
+        reserve = RESERVE * self.time_limit if self.best is None else 0.0
+        self.late = self.late or self.left() <= reserve
+        return self.late

@@ -1,0 +1,12 @@
+"""From a PyTorch function to a captured step: a Graph with the calls that run its operators.
+
+Takes a function and example arguments; gives a :class:`~lowtide.trace.step.joint.Joint`. Nothing is run but
+on fake tensors. The folders:
+
+- ``eager/``: every operator is the one that eager PyTorch runs, with the layout it really gives.
+- ``step/``: the joint forward-and-backward graph of AOTAutograd as a Graph.
+- ``operators/``: operators on a part of their inputs, for tiles.
+- ``tiles/``: parts of a step captured for a box of it.
+
+From outside: ``refusal``.
+"""

@@ -1,0 +1,7 @@
+"""While a step is traced: the kernels, layouts, casts and in-place forms that eager PyTorch has.
+
+Takes what torch traces; gives it with what differs from eager PyTorch put right.
+
+From outside: ``compat``, ``dynamo``, ``in_place_calls``, ``kernels``, ``layouts``, ``library``,
+``rewrite``, ``updates``.
+"""

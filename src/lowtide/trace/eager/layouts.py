@@ -1,0 +1,245 @@
+"""How results of operators really lie in memory, where torch says otherwise while it traces.
+
+A captured step follows from shapes alone: torch runs it on fake tensors and computes their strides, storages
+and views. For some operators these are not what the kernels give (``mse_loss``, ``rrelu``, the backward of
+LayerNorm behind a transposition). What follows is then captured wrongly: a ``contiguous()`` is left out, a
+mask is drawn in another order, bytes are not counted.
+
+So whatever runs is held against the capture (``execute/runtime/witness.py``). What differs is learned here,
+by operator and arguments, and the step is captured again with fake tensors that lie as the real ones do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = [
+    "Layout",
+    "Layouts",
+    "fake_arguments",
+    "is_functional_of",
+    "layouts",
+    "layouts_of",
+    "learned",
+    "look",
+    "same_sort",
+]
+
+_COPY_STORAGE = frozenset(
+    {"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"}
+)
+"""Operators whose result takes as much memory as there is under their first argument."""
+_IGNORED = {"native_batch_norm_backward": (3, 4), "batch_norm_backward": (3, 4)}
+"""Positions of arguments that a captured step may leave out, as nobody reads them: running statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one result lies in memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    shared: int | None
+    """The tensor whose storage it is on: a position among the arguments and the results before it."""
+
+
+@dataclass(eq=False, slots=True)
+class Layouts:
+    """What was learned from real results, for the steps that are captured with it."""
+
+    known: dict[Any, dict[Hashable, tuple[Layout | None, ...]]] = field(default_factory=dict)
+    """By operator and arguments: how each result lies."""
+    in_place: Any = None
+    """The operator in place that is being traced, as its functional form."""
+
+    def learn(
+        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, assumed: Hashable
+    ) -> bool:
+        """Remember how the real result of an operator lies, which is not as it was captured.
+
+        ``assumed`` is the :func:`look` of the arguments that it was captured with. False: it lies as torch
+        says for these arguments, and only they are not as captured.
+        """
+        key, real = look(operator, args, kwargs), layouts(args, kwargs, result)
+        if key != assumed and not operator._schema.is_mutable:
+            mode = self.mode()
+            with mode:
+                given, named = tree_map_only(torch.Tensor, mode.from_tensor, (list(args), dict(kwargs)))
+                traced = layouts(given, named, operator(*given, **named))
+            if traced[: len(real)] == real:  # of one that updates its arguments, more results are traced
+                return False
+        self.known.setdefault(operator, {})[key] = real
+        return True
+
+    def mode(self) -> FakeTensorMode:
+        """A new mode for capturing a step with fixed sizes, whose fake tensors lie as real ones do."""
+        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        # torch knows modes by their class: what differs is put into this one
+        setattr(mode, "dispatch", _Corrected(self, mode))  # noqa: B010
+        return mode
+
+    def corrected(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """The fake result of an operator, as a real one lies in memory."""
+        found = self.known[operator].get(look(operator, args, kwargs))
+        if found is None:
+            return result
+        several = isinstance(result, tuple | list)
+        said = layouts(args, kwargs, result)
+        there, made = _tensors((args, kwargs)), list[Any]()
+        for k, one in enumerate(result if several else (result,)):
+            layout = found[k] if k < len(found) else None
+            made.append(_laid_out(one, layout, there) if layout is not None and layout != said[k] else one)
+            there += _tensors(made[-1:])
+        return _like(result, made) if several else made[0]
+
+
+_LEARNED: dict[Any, dict[Hashable, tuple[Layout | None, ...]]] = {}
+"""What was learned in this process: torch's kernels do the same for every step."""
+
+
+def learned() -> Layouts:
+    """What is known from all steps that ran in this process, and what this one adds."""
+    return Layouts(_LEARNED)
+
+
+def _like(results: Any, made: list[Any]) -> Any:
+    """Results in the same sort of tuple; those of some operators have names."""
+    named = hasattr(results, "_fields")
+    return type(results)(*made) if named else type(results)(made)
+
+
+def fake_arguments(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
+    """Arguments as fake tensors of a mode, each with as much memory under it as there really is."""
+    return [_faked(mode, a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+
+def _faked(mode: FakeTensorMode, argument: torch.Tensor) -> torch.Tensor:
+    fake = mode.from_tensor(argument)
+    if argument.layout is torch.strided:
+        size = argument.untyped_storage().nbytes()
+        if fake.untyped_storage().nbytes() < size:  # torch takes what lies behind it for somebody else's
+            fake.untyped_storage().resize_(size)
+    return fake
+
+
+def layouts_of(values: Sequence[torch.Tensor]) -> Layouts:
+    """What the fake tensors of a captured step know, for another capture of parts of it."""
+    found = (getattr(getattr(value, "fake_mode", None), "dispatch", None) for value in values)
+    return next((one.layouts for one in found if isinstance(one, _Corrected)), Layouts())
+
+
+def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tuple[Layout | None, ...]:
+    """How the results of an operator lie, fake or real; None for what is no strided tensor."""
+    storages = [_storage(tensor) for tensor in _tensors((args, kwargs))]
+    found: list[Layout | None] = []
+    for one in result if isinstance(result, tuple | list) else (result,):
+        if not isinstance(one, torch.Tensor) or one.layout is not torch.strided:
+            found.append(None)
+            continue
+        own = _storage(one)
+        shared = storages.index(own) if own in storages else None
+        stride, offset = tuple(map(int, one.stride())), int(one.storage_offset())
+        size = int(one.untyped_storage().nbytes())
+        shape = tuple(map(int, one.shape))
+        found.append(Layout(shape, one.dtype, one.device, stride, offset, size, shared))
+        storages.append(own)
+    return tuple(found)
+
+
+class _Corrected:
+    """What a mode says of the result of an operator, corrected by what is known of real ones."""
+
+    __slots__ = ("_inside", "_mode", "_said", "layouts")
+
+    def __init__(self, layouts: Layouts, mode: FakeTensorMode) -> None:
+        self.layouts = layouts
+        self._mode, self._said = weakref.ref(mode), FakeTensorMode.dispatch
+        self._inside = 0
+        """How many operators are traced, one by means of the other: only the outermost one runs for real."""
+
+    def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mode = self._mode()
+        assert mode is not None
+        self._inside += 1
+        try:
+            result: Any = self._said(mode, func, types, args, kwargs or {})
+            if self._inside > 1:
+                return result
+            runs = self.layouts.in_place
+            if runs is None or not is_functional_of(func, runs):
+                runs = func
+            elif same_sort(result, args[0]) and result.stride() != args[0].stride():
+                with mode:
+                    result = torch.empty_like(args[0])
+            if runs not in self.layouts.known:
+                return result
+            with mode:
+                return self.layouts.corrected(runs, args, kwargs or {}, result)
+        finally:
+            self._inside -= 1
+
+
+def is_functional_of(target: Any, in_place: Any) -> bool:
+    """Whether an operator is the functional one of another in place."""
+    packet = getattr(target, "overloadpacket", None)
+    return packet is not None and f"{packet.__name__}_" == in_place.overloadpacket.__name__
+
+
+def same_sort(one: Any, other: Any) -> bool:
+    """Whether these are strided tensors of the same shape, type and device."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    sorts = [(value.layout, value.shape, value.dtype, value.device) for value in (one, other)]
+    return sorts[0] == sorts[1] and one.layout is torch.strided
+
+
+def _laid_out(like: torch.Tensor, layout: Layout, there: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake tensor of the same sort that lies in memory as it is said."""
+    if layout.shared is not None:
+        base = there[layout.shared]
+        if base.dtype != layout.dtype:
+            return like
+    else:
+        count = -(-layout.storage_bytes // max(1, layout.dtype.itemsize))
+        base = torch.empty(count, dtype=layout.dtype, device=layout.device)
+    return torch.as_strided(base, layout.shape, layout.stride, layout.offset)
+
+
+def look(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """What the layout of an operator's results may depend on."""
+    first = _tensors(args)[:1] if operator.overloadpacket.__name__ in _COPY_STORAGE else []
+    under = tuple((int(one.untyped_storage().nbytes()), int(one.storage_offset())) for one in first)
+    ignored = _IGNORED.get(operator.overloadpacket.__name__, ())
+    read = [None if k in ignored else value for k, value in enumerate(args)]
+    return _look(read), tuple((name, _look(kwargs[name])) for name in sorted(kwargs)), under
+
+
+def _look(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        stride = tuple(map(int, value.stride())) if value.layout is torch.strided else value.layout
+        return tuple(map(int, value.shape)), stride, value.dtype, str(value.device)
+    if isinstance(value, list | tuple):
+        return tuple(map(_look, value))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """The strided tensors among some values, in order."""
+    found = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [tensor for tensor in found if tensor.layout is torch.strided]

@@ -1,0 +1,7 @@
+"""A captured step: AOTAutograd's joint graph as a Graph, and ``lowtide.capture``.
+
+Takes an fx graph and the leaves of the function; gives a ``Joint``: the Graph with a call for each
+operator.
+
+From outside: ``builder``, ``capture``, ``ending``, ``joint``, ``leaves``, ``marks``, ``sizes``.
+"""

@@ -1,0 +1,363 @@
+"""Tensors and operators of a Graph from the nodes of an fx graph."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from lowtide.cost.short import saved_results
+from lowtide.errors import CaptureError
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
+from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
+from lowtide.trace.eager.kernels import eager_target
+from lowtide.trace.eager.layouts import is_functional_of, same_sort
+from lowtide.trace.eager.updates import written_arguments
+
+__all__ = ["Builder", "Call", "is_random", "kind_of", "where"]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How an operator is run: the function and its arguments, an fx node wherever a tensor goes."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[int, ...]
+    """The tensor of each result, -1 for a result that is no tensor."""
+    several: bool
+    """Whether the function returns a sequence of results."""
+    source: Any
+    """The operator of the traced graph, which autograd knows; what runs may be another form of it."""
+    laid_out_by: Any
+    """The operator that says how its results lie in memory."""
+
+
+class Builder:
+    """Tensors and operators as they are met, behind the tensors that are there already.
+
+    ``prefix`` keeps the ids of what is added apart from theirs.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor] = (), prefix: str = "") -> None:
+        self.prefix = prefix
+        self.tensors: list[Tensor] = list(tensors)
+        self.values: list[torch.Tensor] = []
+        self.ops: list[Op] = []
+        self.calls: list[Call] = []
+        self.tensor_of: dict[fx.Node, int] = {}
+        self.constants: dict[int, torch.Tensor] = {}
+        self.written: list[int] = []
+        """Tensors that an operator of the step writes over."""
+        self.early: list[int] = []
+        """Those of them that are written before the end of forward."""
+        self._op_of: dict[fx.Node, int] = {}
+        self._leaves: dict[int, int] = {}
+        """The first input on each storage."""
+        self._forward: dict[int, str] = {}
+        """Operators of forward by the number that autograd gave them, which their backward has too."""
+
+    def add_leaf(self, node: fx.Node, name: str, role: Role) -> None:
+        """An input, if it is a tensor."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        self.tensor_of[node] = len(self.tensors)
+        storage = _storage(value)
+        alias = None if storage is None else self._leaves.setdefault(storage, len(self.tensors))
+        shared = None if alias == len(self.tensors) else alias
+        self.tensors.append(_tensor(node.name, value, role, _text(name), alias=shared))
+        self.values.append(value)
+
+    def add_constant(self, node: fx.Node, value: Any) -> None:
+        """A value written in the user's code."""
+        if not isinstance(value, torch.Tensor):
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                f"{where(user)}: {kind_of(user.target)} runs a function of its own inside the step, which is "
+                "not supported; write the part without it, or leave it out of the compiled function"
+            )
+        self.constants[len(self.tensors)] = value
+        self.tensor_of[node] = len(self.tensors)
+        self.tensors.append(_tensor(node.name, value, Role.CONSTANT))
+        self.values.append(node.meta.get("val", value))
+
+    def add_call(self, node: fx.Node, phase: Phase) -> None:
+        """An operator with a tensor for each result; one in place writes what it is given."""
+        if node.op != "call_function":
+            raise CaptureError(
+                f"{where(node)}: {node.op} {node.target!r} is not supported in a captured step"
+            )
+        if node.target is operator.getitem:
+            self._add_output(node)
+            return
+        values = node.meta.get("val")
+        inputs = [self.tensor_of[n] for n in node.all_input_nodes if n in self.tensor_of]
+        results: list[int] = []
+        written = [self.tensor_of[n] for n in written_arguments(node) if n in self.tensor_of]
+        self.written += written
+        self.early += written if node.target is not torch.ops.aten.copy_.default else []
+        if written and (isinstance(values, torch.Tensor) or not values):
+            self.tensor_of[node] = written[0]
+            results += written
+        elif isinstance(values, torch.Tensor):
+            alias = self._viewed(node)
+            self.tensor_of[node] = len(self.tensors)
+            results.append(len(self.tensors))
+            made = _tensor(
+                self.prefix + node.name, values, Role.ACTIVATION, alias=alias, source=_source(node)
+            )
+            self.tensors.append(made if alias is not None else _with_gaps(node, made))
+            self.values.append(values)
+        elif isinstance(values, tuple | list):
+            self._op_of[node] = len(self.ops)
+            alias = self._viewed(node)
+            for k, value in enumerate(values):
+                results.append(len(self.tensors) if isinstance(value, torch.Tensor) else -1)
+                if isinstance(value, torch.Tensor):
+                    name = f"{self.prefix}{node.name}.{k}"
+                    self.values.append(value)
+                    self.tensors.append(
+                        _tensor(name, value, Role.ACTIVATION, alias=alias, source=_source(node))
+                    )
+        else:
+            results.append(-1)
+        outputs = [t for t in results if t >= 0]
+        in_place = _in_place(node)
+        self.ops.append(
+            Op(
+                id=self.prefix + node.name,
+                kind=kind_of(node.target),
+                phase=phase,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                name=_module_path(node),
+                device=str(self.tensors[outputs[0]].device) if outputs else "",
+                source=_source(node),
+                attributes=_attributes(node)
+                | ({"in_place": True} if in_place is not None else {})
+                | ({"updates": sorted(set(map(inputs.index, written)))} if written else {})
+                | _short(node, results)
+                | self._differentiated(node, phase),
+            )
+        )
+        several = isinstance(values, tuple | list)
+        target = eager_target(node.target)
+        told = node.meta.get("traced", node.target)
+        if in_place is not None:
+            target, told = in_place, node.meta[IN_PLACE_OF]
+        self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several, node.target, told))
+
+    def _differentiated(self, node: fx.Node, phase: Phase) -> dict[str, str]:
+        """Which operator of forward one of backward belongs to.
+
+        Sums of gradients, and backward that users have written, belong to the last one.
+        """
+        number: int = node.meta.get("seq_nr", -1)
+        if phase is Phase.FORWARD and number >= 0:
+            self._forward[number] = self.prefix + node.name
+        known = phase is Phase.BACKWARD and number in self._forward
+        return {"differentiates": self._forward[number]} if known else {}
+
+    def _add_output(self, node: fx.Node) -> None:
+        """A getitem names one of the results of an operator with several."""
+        producer, index = node.args
+        assert isinstance(producer, fx.Node)
+        assert isinstance(index, int)
+        self.tensor_of[node] = self.calls[self._op_of[producer]].results[index]
+
+    def _viewed(self, node: fx.Node) -> int | None:
+        """The tensor whose storage the results share: some operators say that they copy, and do not."""
+        values = node.meta["val"]
+        results = values if isinstance(values, tuple | list) else (values,)
+        made = {_storage(value) for value in results} - {None}
+        for source in node.all_input_nodes:
+            if source in self.tensor_of and _storage(source.meta.get("val")) in made:
+                return self.tensor_of[source]
+        return self._viewed_by_schema(node)
+
+    def _viewed_by_schema(self, node: fx.Node) -> int | None:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.returns or schema.returns[0].alias_info is None:
+            return None
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and isinstance(value, fx.Node):
+                return self.tensor_of.get(value)
+        return None
+
+    def graph(
+        self,
+        inputs: Sequence[int | None],
+        outputs: Sequence[int | None],
+        gradients: Sequence[int | None],
+        updated: Sequence[int],
+    ) -> Graph:
+        """Everything met, checked; what goes in and comes out tells gradients from other values."""
+        tensors = list(self.tensors)
+        for leaf, gradient in zip(inputs, gradients, strict=False):
+            if leaf is not None and gradient is not None and tensors[gradient].role not in RESIDENT_ROLES:
+                replaced = msgspec.structs.replace(tensors[gradient], role=Role.GRADIENT, gradient_of=leaf)
+                tensors[gradient] = replaced
+        returned = sorted({t for t in outputs if t is not None})
+        attributes = {"returned": returned} | ({"updated": sorted(set(updated))} if updated else {})
+        attributes |= {"updated_early": sorted(set(self.early))} if self.early else {}
+        return validate(Graph(tuple(tensors), tuple(self.ops), attributes=attributes))
+
+
+_REPEATABLE = frozenset({"aten", "prims", "lowtide"})
+"""Where operators that are not marked as random give the same each time; nobody knows of others."""
+
+
+def _tensor(
+    name: str,
+    value: torch.Tensor,
+    role: Role,
+    label: str = "",
+    *,
+    alias: int | None = None,
+    source: Source | None = None,
+) -> Tensor:
+    size = value.numel() * value.itemsize
+    if alias is None and value.layout is torch.strided:
+        size = value.untyped_storage().nbytes()
+    return Tensor(
+        id=name,
+        bytes=int(size),
+        role=role,
+        name=label,
+        shape=tuple(int(d) for d in value.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(value.device),
+        alias=alias,
+        source=source,
+    )
+
+
+_KEEP_GAPS = frozenset({"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
+"""Operators that copy all of the memory under their first input, with what a view of it leaves out.
+
+What torch says of that memory while it traces depends on whether it has seen such a call before.
+"""
+
+
+def _with_gaps(node: fx.Node, made: Tensor) -> Tensor:
+    """The result with all the bytes that it takes."""
+    name = kind_of(node.target).removeprefix("aten.")
+    first = node.args[0].meta.get("val") if name in _KEEP_GAPS and isinstance(node.args[0], fx.Node) else None
+    if not isinstance(first, torch.Tensor) or first.layout is not torch.strided:
+        return made
+    return msgspec.structs.replace(made, bytes=int(first.untyped_storage().nbytes()))
+
+
+def kind_of(target: Any) -> str:
+    """The operator without its overload: ``aten.add``."""
+    packet = getattr(target, "overloadpacket", None)
+    return str(packet if packet is not None else getattr(target, "__name__", target))
+
+
+def _in_place(node: fx.Node) -> Any:
+    """The form of an operator that runs in place in eager, where the call is one of those; None otherwise."""
+    told, first = node.meta.get(IN_PLACE_OF), node.args[0] if node.args else None
+    if told is None or not isinstance(first, fx.Node) or not is_functional_of(node.target, told):
+        return None
+    same = same_sort(node.meta.get("val"), first.meta.get("val"))
+    return in_place_form(node.target, told, node.args) if same else None
+
+
+def _short(node: fx.Node, results: Sequence[int]) -> dict[str, Any]:
+    """Positions in the operator's outputs of what a short second run reads, where it has one."""
+    outputs = [t for t in results if t >= 0]
+    saved = [results[k] for k in saved_results(eager_target(node.target), node.args)]
+    return {"short": [outputs.index(t) for t in saved]} if saved and min(saved) >= 0 else {}
+
+
+def _attributes(node: fx.Node) -> dict[str, Any]:
+    """What besides shapes decides how the operator runs: its overload, arguments, and strides of inputs."""
+    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return {"input": tensors.index(value)} if value in tensors else str(value.meta.get("val"))
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)  # JSON has no infinity
+        return value if value is None or isinstance(value, int | float | str) else str(value)
+
+    found: dict[str, Any] = {
+        "overload": getattr(node.target, "_overloadname", ""),
+        "arguments": [plain(value) for value in node.args],
+        "strides": [_strides(n.meta["val"]) for n in tensors],
+    }
+    if node.kwargs:
+        found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
+    if is_random(node):
+        found["random"] = True
+    elif getattr(node.target, "namespace", "aten") not in _REPEATABLE:
+        found["once"] = True
+    return found
+
+
+def _storage(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def _strides(value: torch.Tensor) -> list[int] | None:
+    return [int(d) for d in value.stride()] if value.layout is torch.strided else None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the operator draws from a generator; attention without dropout could, and does not."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropped(node) != 0
+
+
+def _dropped(node: fx.Node) -> Any:
+    """The share that an operator of attention drops; None where it has no such argument."""
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", given)
+    return None
+
+
+def _module_path(node: fx.Node) -> str:
+    """`layer1.0.conv1`, from the innermost module that ran the operator; forward's for its backward."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return re.sub(r"^[LG]\['\w+'\]\.?|__\w+__\.?", "", path).replace("['", ".").replace("']", "").strip(".")
+
+
+def _source(node: fx.Node) -> Source | None:
+    """The innermost line of the user's own code."""
+    trace = node.meta.get("stack_trace")
+    frames = _FRAME.findall(trace) if trace else []
+    for file, line in reversed(frames):
+        if "/torch/" not in file:
+            return Source(_text(file), int(line))
+    return Source(_text(frames[-1][0]), int(frames[-1][1])) if frames else None
+
+
+def _text(name: str) -> str:
+    """A name that any file can hold: bytes of a path that are no UTF-8 are spelt out."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def where(node: fx.Node) -> str:
+    """``file:line`` of the user's code."""
+    source = _source(node)
+    return f"{source.file}:{source.line}" if source else "the captured step"

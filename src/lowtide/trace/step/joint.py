@@ -1,0 +1,157 @@
+"""A joint forward-and-backward graph of AOTAutograd as a Graph, with the calls that run its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.errors import CaptureError
+from lowtide.graph import Graph, Phase, Role
+from lowtide.trace.eager.updates import written_arguments
+from lowtide.trace.step.builder import Builder, Call, is_random, kind_of, where
+
+__all__ = ["Call", "Joint", "Leaf", "read_joint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An input of the captured function: what it is called and what it is for."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A captured step: the graph, how to run it, and which tensors go in and come out."""
+
+    graph: Graph
+    calls: tuple[Call, ...]
+    tensor_of: Mapping[fx.Node, int]
+    values: tuple[torch.Tensor, ...]
+    """Every tensor as shape, type and layout alone."""
+    inputs: tuple[int | None, ...]
+    """The tensor of every input of forward; None for a value that is no tensor."""
+    tangents: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    """What forward returns; None for a value that is no tensor."""
+    gradients: tuple[int | None, ...]
+    """What backward returns, one an input; None where no gradient is asked for."""
+    constants: Mapping[int, torch.Tensor]
+    """Values written in the user's code, by tensor."""
+    plain: Mapping[int, Any]
+    """Results of forward that are no tensors, by their place among the outputs."""
+    marks: str | None = None
+    """What the user's function does to gradients beyond its operators, in words."""
+
+
+def read_joint(
+    module: fx.GraphModule,
+    num_outputs: int,
+    leaves: Sequence[Leaf],
+    marks: str | None = None,
+    *,
+    again: bool = False,
+) -> Joint:
+    """The Graph of a joint module whose first ``num_outputs`` results are those of forward.
+
+    With ``again`` forward runs for backward alone, when the gradients of its results are there: it is what
+    was traced as forward, and these gradients are inputs like others.
+    """
+    nodes = list(module.graph.nodes)
+    for node in nodes:
+        if node.op == "call_function":
+            _refuse_what_depends_on_values(node)
+    results = list(nodes[-1].args[0])
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
+    after_loss = _reached(tangents, lambda node: node.users)
+    effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
+    writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
+    forward = _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
+    if again:
+        forward = {node for node in nodes if _traced_in_forward(node) and node not in after_loss}
+    builder = Builder()
+    for position, node in enumerate(primals):
+        place = getattr(node.meta.get("desc"), "idx", position)
+        leaf = leaves[place] if place < len(leaves) else Leaf(node.name, Role.INPUT)
+        builder.add_leaf(node, leaf.name, leaf.role)
+    for node in tangents:
+        builder.add_leaf(node, node.name, Role.INPUT if again else Role.GRADIENT)
+    for node in nodes:
+        if node.op == "get_attr":
+            builder.add_constant(node, getattr(module, str(node.target), None))
+    calls = [node for node in nodes if node.op not in ("placeholder", "output", "get_attr")]
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for node in calls:
+            if (node in forward) == (phase is Phase.FORWARD):
+                builder.add_call(node, phase)
+    inputs = tuple(builder.tensor_of.get(node) for node in primals)
+    gradients = tuple(builder.tensor_of[r] if isinstance(r, fx.Node) else None for r in results[num_outputs:])
+    outputs = tuple(
+        builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results[:num_outputs]
+    )
+    updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
+    updated += builder.written
+    return Joint(
+        graph=builder.graph(inputs, outputs, gradients, updated),
+        calls=tuple(builder.calls),
+        tensor_of=builder.tensor_of,
+        values=tuple(builder.values),
+        inputs=inputs,
+        tangents=tuple(builder.tensor_of[node] for node in tangents),
+        outputs=outputs,
+        gradients=gradients,
+        constants=builder.constants,
+        plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
+        marks=marks,
+    )
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether it matters when the operator runs, though nobody may read what it gives."""
+    return node.op == "call_function" and (is_random(node) or node.meta.get("val") is None)
+
+
+def _traced_in_forward(node: fx.Node) -> bool:
+    return bool(node.meta.get("partitioner_tag") == "is_forward")
+
+
+def _updated(output: fx.Node, primals: Sequence[fx.Node]) -> list[fx.Node]:
+    """Inputs that the step writes a new value into once forward has run."""
+    written = [getattr(one, "mutated_input", None) for one in output.meta.get("desc") or ()]
+    return [node for node in primals if node.meta.get("desc") in [w for w in written if w is not None]]
+
+
+def _reached(roots: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """The roots and whatever one gets to from them."""
+    found: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += onward(node)
+    return found
+
+
+def _refuse_what_depends_on_values(node: fx.Node) -> None:
+    """A number read from a tensor, or a selection by mask: what follows has no shape before the step runs."""
+    values = node.meta.get("val")
+    for value in values if isinstance(values, tuple | list) else (values,):
+        if isinstance(value, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in value.shape):
+            problem = f"the shape of what {kind_of(node.target)} gives depends on values"
+        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and node.users:
+            problem = f"the step depends on the number that {kind_of(node.target)} reads from a tensor"
+        else:
+            continue
+        raise CaptureError(
+            f"{where(node)}: {problem}, so no plan can be made for it. Keep it in tensors of a fixed shape "
+            "(torch.where, a mask that is multiplied), or leave this part out of the compiled function"
+        )

@@ -1,0 +1,218 @@
+"""A forward graph of ATen operators with its backward, as a captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+
+from lowtide.errors import CaptureError
+from lowtide.graph import Role
+from lowtide.trace.eager.kernels import eager_kernels
+from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.eager.library import define
+from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.refusal import traced
+from lowtide.trace.step.joint import Joint, Leaf, read_joint
+from lowtide.trace.tiles.record import recorded
+
+__all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated"]
+
+aten = torch.ops.aten
+
+
+class Example(NamedTuple):
+    """How a tensor that goes in lies in memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    differentiable: bool
+
+
+def _accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
+    into.add_(part)
+
+
+def _dense(part: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(part.shape, stride, dtype=part.dtype, device=part.device).copy_(part)
+
+
+define("accumulate(Tensor into, Tensor part) -> ()", _accumulate)
+define("dense(Tensor part, int[] stride) -> Tensor", _dense)
+
+
+class _Found(Exception):  # noqa: N818  it ends the tracing
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+
+
+Change = Callable[[fx.GraphModule, int], list[Leaf]]
+"""Changes a joint graph with so many results of forward; tells the leaves that it adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward graph of ATen operators: how its inputs lie in memory, and what they are."""
+
+    graph: fx.Graph
+    examples: Sequence[Example]
+    leaves: Sequence[Leaf]
+    layouts: Layouts
+    """What is known of how results lie in memory."""
+    root: nn.Module = field(default_factory=nn.Module)
+    """Has the modules that it calls."""
+    mode: FakeTensorMode | None = None
+    """The mode of its tensors, where it calls modules that have some; one of its own by default."""
+
+
+def differentiated(forward: Forward, change: Change | None = None, *, again: bool = False) -> Joint:
+    """Forward and backward of the graph as one step.
+
+    With ``again`` forward runs for backward alone and gives no results. A CaptureError says that there is no
+    backward.
+    """
+
+    def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        more = change(joint, num_fwd_outputs) if change is not None else []
+        count = _for_backward_alone(joint, num_fwd_outputs) if again else num_fwd_outputs
+        raise _Found(read_joint(as_eager(joint), count, [*forward.leaves, *more], again=again))
+
+    def refused(*_: Any) -> Any:
+        raise CaptureError("a part of the loss depends on nothing that has a gradient")
+
+    return _traced(forward, refused, partition)
+
+
+def evaluated(forward: Forward) -> Joint:
+    """The graph alone as a step."""
+
+    def found(module: fx.GraphModule, _: Any) -> Any:
+        results: Any = module.graph.output_node().args[0]
+        raise _Found(read_joint(as_eager(module), len(results), forward.leaves))
+
+    plain = [one._replace(differentiable=False) for one in forward.examples]
+    return _traced(replace(forward, examples=plain), found, found)
+
+
+def _traced(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> Joint:
+    """What one of the two is shown, which raises it: what was recorded, or else traced by AOTAutograd.
+
+    One is for a graph without a backward, the other for one with it.
+    """
+    with traced(), eager_kernels(forward.layouts), torch.enable_grad():
+        try:
+            if not _record(forward, alone, partition):
+                mode = forward.mode or forward.layouts.mode()
+                with tracing(TracingContext(mode)):
+                    compiler = aot_autograd(
+                        fw_compiler=alone,
+                        inference_compiler=alone,
+                        partition_fn=partition,
+                        keep_inference_input_mutations=True,
+                    )
+                    compiler(fx.GraphModule(forward.root, forward.graph), _made(forward.examples, mode))
+        except _Found as found:
+            return found.joint
+    raise AssertionError("AOTAutograd asked for no partition")
+
+
+def _record(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> bool:
+    """Show what was recorded; False where it takes AOTAutograd."""
+    mode = forward.mode or forward.layouts.mode()
+    made = recorded(forward.graph, forward.root, _made(forward.examples, mode), mode)
+    if made is None:
+        return False
+    module, count = made
+    inputs = module.graph.find_nodes(op="placeholder")
+    if any(node.name.startswith("tangents") for node in inputs):
+        partition(module, None, num_fwd_outputs=count)
+    alone(module, None)
+    return True
+
+
+def _made(examples: Sequence[Example], mode: FakeTensorMode) -> list[torch.Tensor]:
+    with mode:
+        return [
+            torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=one.device).requires_grad_(
+                one.differentiable
+            )
+            for one in examples
+        ]
+
+
+def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = ()) -> Change:
+    """Each gradient is added to one that goes in, as soon as it is made, and not returned.
+
+    Behind the inputs there is one for each of the ``wanted``. Where a part of the gradient alone is ``kept``,
+    what goes in is as large as this part.
+    """
+
+    def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
+        graph = joint.graph
+        output = graph.output_node()
+        results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        placeholders = graph.find_nodes(op="placeholder")
+        last = placeholders[-1]
+        for k in wanted:
+            gradient = results[num_outputs + k]
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"into_{k}")
+            if not isinstance(gradient, fx.Node):  # nothing is added to it
+                last.meta["val"] = placeholders[k].meta["val"]
+                continue
+            gradient = _part(graph, gradient, kept)
+            last.meta["val"] = gradient.meta["val"]
+            with graph.inserting_after(gradient):
+                node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
+            node.meta = {"val": None, "partitioner_tag": "is_backward"}
+            results[num_outputs + k] = None
+        output.args = (tuple(results),)
+        joint.recompile()
+        return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
+
+    return change
+
+
+def _part(graph: fx.Graph, node: fx.Node, kept: Sequence[slice]) -> fx.Node:
+    """A part of a gradient."""
+    for axis, one in enumerate(kept):
+        value = node.meta["val"]
+        if (one.start, one.stop) != (0, value.shape[axis]):
+            with graph.inserting_after(node):
+                node = graph.call_function(aten.slice.Tensor, (node, axis, one.start, one.stop))
+            with value.fake_mode:
+                node.meta = {"val": value.narrow(axis, one.start, one.stop - one.start)}
+            node.meta["partitioner_tag"] = "is_backward"
+    return node
+
+
+def _for_backward_alone(joint: fx.GraphModule, num_outputs: int) -> int:
+    """Take away the results of forward, and what only they need; so many are left.
+
+    Gradients that come in are parts of others, with gaps between their rows: backward was traced without.
+    """
+    graph = joint.graph
+    output = graph.output_node()
+    output.args = (tuple(output.args[0])[num_outputs:],)  # type: ignore[arg-type]
+    output.meta.pop("desc", None)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and node.meta.get("val") is not None:
+            graph.erase_node(node)
+    tangents = [n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents") and n.users]
+    for node in tangents:
+        value = node.meta["val"]
+        with graph.inserting_before(next(n for n in graph.nodes if n in node.users)):
+            made = graph.call_function(torch.ops.lowtide.dense.default, (node, list(value.stride())))
+        with value.fake_mode:
+            made.meta = {"val": _dense(value, value.stride()), "partitioner_tag": "is_backward"}
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+    joint.recompile()
+    return 0

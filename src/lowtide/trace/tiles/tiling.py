@@ -1,0 +1,397 @@
+"""A step in tiles: the part of the loss that a box of its summed axes adds, differentiated by itself.
+
+    loss   = sum over boxes of what each box adds        axes: batch, rows or tokens, height, width
+    result = its boxes side by side                      axes: its own; where the loss is outside, or later
+
+What a box needs of every tensor follows from the access relation, back from there to the inputs: halos
+where windows overlap, whole parameters. Its forward operators are written anew for these parts, and
+AOTAutograd gives their backward, so that gradients of tiles that overlap add up to those of the whole step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import add
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.errors import CaptureError, GraphError
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
+from lowtide.graph.access import Relation, access
+from lowtide.trace.eager.layouts import layouts_of
+from lowtide.trace.operators import Part, cropped, emit, loss_total, supported
+from lowtide.trace.step.builder import Call
+from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.tiles.alike import Reads, form
+from lowtide.trace.tiles.boxes import inside
+from lowtide.trace.tiles.differentiate import (
+    Change,
+    Example,
+    Forward,
+    accumulating,
+    differentiated,
+    evaluated,
+)
+from lowtide.trace.tiles.reads import MASKED, values_read
+
+__all__ = ["Differentiate", "Tile", "Tiling"]
+
+aten = torch.ops.aten
+_LINEAR = frozenset(
+    f"aten.{name}" for name in ("view", "clone", "neg", "_unsafe_view", "squeeze", "unsqueeze")
+)
+_WRITTEN = 3
+"""So many boxes are looked at before others are taken to be like them."""
+Differentiate = Callable[[Forward, Change], Joint]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One box of the axes that are cut, as a step of its own that adds to gradients."""
+
+    over: Rect
+    given: tuple[tuple[int, Rect], ...]
+    """Tensors of the step that go in, and which part of each."""
+    totals: bool
+    """Whether the weight of all targets goes in behind them."""
+    wanted: tuple[int, ...]
+    """Positions in ``given`` of what has a gradient: so many parts of gradients go in last."""
+    joint: Joint
+    """The tile's own step: its result is what it adds to the loss, or its box of the result."""
+    reach: Rect | None = None
+    """Where ``over`` is a box of an input: the part of the result that depends on it."""
+
+
+_NO_GRADIENT = "aten.rrelu_with_noise_functional"
+"""Torch differentiates it with the noise that went in, which is not the one that was drawn."""
+
+
+class Tiling:
+    """How a captured step can be cut; a CaptureError says what stands against it.
+
+    Its region goes from the ``cut`` tensors, or the inputs, to the ``end``, or the loss.
+    """
+
+    def __init__(
+        self, joint: Joint, cut: Sequence[str] = (), end: str = "", *, channels_last: bool = False
+    ) -> None:
+        self.joint, self.graph, self.channels_last = joint, joint.graph, channels_last
+        self.begins, self.ends = tuple(cut), end
+        pairs = zip(joint.graph.ops, joint.calls, strict=True)
+        self.forward = [(op, call) for op, call in pairs if op.phase is Phase.FORWARD]
+        self._refuse_marks()
+        number = {tensor.id: t for t, tensor in enumerate(joint.graph.tensors)}
+        self.end = self._end(number.get(end, -1)) if end else None
+        """The tensor that tiles make side by side; None where they add up to the loss."""
+        self.result = self._loss() if self.end is None else self.end
+        """What the region ends at: the loss, or this tensor."""
+        self.cut = frozenset(self._begin(number, name) for name in cut)
+        """Tensors at which the region begins; all that they are made from is outside."""
+        self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
+        self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
+        """How each tensor that forward makes depends on the inputs of its operator."""
+        self.leaves = frozenset(
+            t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
+        )
+        self.differentiable = self.leaves | self.cut
+        self.adds = self._adds() if self.end is None else None
+        """The operator that sums up what the tiles add, where they do."""
+        self.axes: tuple[int, ...] = (
+            self.graph.tensors[self.result].shape or ()
+            if self.adds is None
+            else self.relations[self.adds.outputs[0]].sums
+        )
+        """Lengths of the axes that can be cut."""
+
+    def _refuse_marks(self) -> None:
+        marks = self.joint.marks
+        if marks is not None:
+            raise CaptureError(f"the step says more about gradients than its operators do: {marks}")
+        if any(op.kind == _NO_GRADIENT for op, _ in self.forward):
+            raise CaptureError(f"{_NO_GRADIENT} has no gradient that could be traced again")
+
+    def _begin(self, number: Mapping[str, int], name: str) -> int:
+        tensor = number.get(name)
+        if tensor is None or not any(tensor in op.outputs for op, _ in self.forward):
+            raise CaptureError(f"a region begins at a tensor that forward makes, and {name!r} is none")
+        return tensor
+
+    def _end(self, tensor: int) -> int:
+        if not any(tensor in op.outputs for op, _ in self.forward):
+            raise CaptureError("a region ends at a tensor that forward makes, and here is none of that name")
+        one, value = self.graph.tensors[tensor], self.joint.values[tensor]
+        if not value.is_floating_point() or not one.shape or 0 in one.shape:
+            raise CaptureError(f"{one.label!r}, {one.dtype} of shape {one.shape}, cannot be the end of tiles")
+        return tensor
+
+    def _loss(self) -> int:
+        joint, graph = self.joint, self.joint.graph
+        if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
+            raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
+        tensor = graph.tensors[joint.outputs[0]]
+        if tensor.shape not in ((), (1,)):
+            raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
+        for t in graph.attributes.get("updated", ()):
+            raise CaptureError(
+                f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch; BatchNorm "
+                "can be cut in evaluation alone, GroupNorm and LayerNorm always"
+            )
+        return joint.outputs[0]
+
+    def _adds(self) -> Op:
+        """From the loss back over what is linear in it, to the sum itself."""
+        maker = {t: op for op, _ in self.forward for t in op.outputs}
+        tensor = self.result
+        while (op := maker.get(tensor)) is not None:
+            if self.relations[tensor].sums:
+                return op
+            if not self._linear(op):
+                raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
+            tensor = op.inputs[0]
+        raise CaptureError("the loss is no sum over a batch, rows or an image")
+
+    def _linear(self, op: Op) -> bool:
+        """Whether the result for a sum is the sum of the results: its first input times or over a constant.
+
+        A tensor that has no gradient is a constant too: how many places count, say.
+        """
+        if op.kind in _LINEAR:
+            return True
+        if op.kind == "aten._to_copy":
+            before, after = (self.joint.values[t] for t in (op.inputs[0], op.outputs[0]))
+            return after.is_floating_point() and before.device == after.device
+        if op.kind not in ("aten.mul", "aten.div") or op.attributes.get("options"):
+            return False
+        given = op.attributes.get("arguments") or [None, None]
+        if len(op.inputs) == 1:
+            return isinstance(given[1], int | float)
+        return op.inputs[0] != op.inputs[1] and not self._has_gradient(op.inputs[1])
+
+    def _has_gradient(self, *tensors: int) -> bool:
+        """Whether any of these tensors depends on something that has a gradient."""
+        maker = {t: one for one, _ in self.steps for t in one.outputs}
+        stack, seen = list(tensors), set(tensors)
+        while stack:
+            t = stack.pop()
+            if t in self.differentiable:
+                return True
+            if t in maker:
+                dropped = maker[t].kind == MASKED and t == maker[t].outputs[0]
+                new = set(maker[t].inputs) if dropped else values_read(self.graph, maker[t])
+                stack += new - seen
+                seen |= new
+        return False
+
+    def boxes(self, parts: Sequence[int]) -> list[Rect]:
+        """A grid of boxes over the axes, row by row, at most so many along each.
+
+        All have the same size but the last along an axis, so that few differ in more than their place.
+        """
+        sides = [max(1, -(-length // count)) for length, count in zip(self.axes, parts, strict=False)]
+        sides += self.axes[len(sides) :]
+        starts = [range(0, length, side) for length, side in zip(self.axes, sides, strict=True)]
+        return [Rect(lo, tuple(map(add, lo, sides))).clip(self.axes) for lo in itertools.product(*starts)]
+
+    def needed(self, over: Rect) -> tuple[dict[int, Rect], set[int]]:
+        """The part of every tensor that a box needs; and those among them that are made as a whole before."""
+        needed, before, _ = self._reads(over)
+        return needed, before
+
+    def _reads(self, over: Rect) -> tuple[dict[int, Rect], set[int], Reads]:
+        """The same, and for every result in turn what is read of the inputs of its operator."""
+        graph = self.graph
+        read: Reads = []
+        box = Rect.of_shape(graph.tensors[self.result].shape or ()) if self.end is None else over
+        needed, before = {self.result: box}, set[int]()
+        for op, _ in reversed(self.steps):
+            for output, t in enumerate(op.outputs):
+                if t not in needed or t in before:
+                    continue
+                why = supported(op, graph, needed[t], output)
+                if op.kind == MASKED and output == 0:  # the mask is drawn before, of all
+                    mask = op.outputs[1]
+                    needed[mask] = needed.get(mask, needed[t]).hull(needed[t])
+                    before.add(mask)
+                elif why is not None:
+                    self.may_be_before(op, why)
+                    before.add(t)
+                    continue
+                reach = self.relations[t].reach(needed[t], over if op is self.adds else None)
+                needs = self.relations[t].inside(reach)
+                read.append((t, op.inputs, needs, reach))
+                for source, need in zip(op.inputs, needs, strict=True):
+                    if need is not None and not need.empty:
+                        needed[source] = needed.get(source, need).hull(need)
+        return needed, before, read
+
+    def may_be_before(self, op: Op, why: str) -> None:
+        """What is made as a whole must not depend on anything that has a gradient."""
+        if self._has_gradient(*values_read(self.graph, op)):
+            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {why}")
+
+    def draws(self, op: Op) -> bool:
+        """Whether an operator draws random numbers in this call."""
+        return bool(op.attributes.get("random")) and supported(op, self.graph) is not None
+
+    def tiles(
+        self, boxes: Sequence[Rect], make: Differentiate = differentiated, *, hurried: bool = False
+    ) -> list[Tile]:
+        """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes.
+
+        In a hurry, boxes along the first axis are taken to be alike where the first two and the last of them
+        are, and what each operator reads is of the same size and at the same place in its part.
+        """
+        known: dict[Hashable, Joint] = {}
+        alike = [k for k, box in enumerate(boxes) if box.shape == boxes[0].shape]
+        in_rows = len({(box.lo[1:], box.hi[1:]) for box in boxes}) == 1
+        if not hurried or not in_rows or len(alike) <= _WRITTEN:
+            return [self.tile(box, known, make) for box in boxes]
+        written = {k: self.tile(boxes[k], known, make) for k in {*alike[:2], alike[-1]}}
+        if len({id(one.joint) for one in written.values()}) == 1:
+            first, like = written[0], form(*self._reads(boxes[0]))
+            for k in alike[2:-1]:
+                needed, before, read = self._reads(boxes[k])
+                if form(needed, before, read) == like:
+                    written[k] = replace(
+                        first, over=boxes[k], given=tuple((t, needed[t]) for t, _ in first.given)
+                    )
+        return [written.get(k) or self.tile(box, known, make) for k, box in enumerate(boxes)]
+
+    def tile(
+        self,
+        over: Rect,
+        known: dict[Hashable, Joint],
+        make: Differentiate = differentiated,
+        half: str = "",
+        wanted: Collection[int] | None = None,
+        own: tuple[int, Rect] | None = None,
+    ) -> Tile:
+        """A box as a step of its own, which ``make`` makes unless one like it is ``known``.
+
+        ``half`` of it runs forward or backward alone. ``wanted`` are tensors that it adds to the gradients
+        of, all of them by default; where it is to ``own`` a box of one, nothing outside of that is added.
+        """
+        gradients = self.differentiable if wanted is None else frozenset(wanted)
+        needed, before = self.needed(over)
+        made = {t for op, _ in self.steps for t in op.outputs} - before
+        for op, _ in self.forward:
+            others = [t for t in op.outputs if t in needed and t not in made and t not in before | self.cut]
+            if any(self.joint.values[t].is_floating_point() for t in others):
+                raise CaptureError(
+                    f"{_where(op)}: the region begins at one result of {op.kind} and reads another"
+                )
+        target = fx.Graph()
+        given = sorted(t for t in needed if t not in made)
+        parts = {t: Part(target.placeholder(f"t{t}"), needed[t]) for t in given}
+        total = target.placeholder("total") if self.totals else None
+        for op, call in self.steps:
+            for output, t in enumerate(op.outputs):
+                if t in needed and t in made:
+                    node = self._written(target, op, call, output, parts, needed, over, total)
+                    parts[t] = Part(node, needed[t])
+        target.output((parts[self.result].node,))
+        places = tuple(k for k, t in enumerate(given) if t in gradients)
+        examples = [self._example(t, needed[t], t in gradients) for t in given]
+        leaves = [Leaf(self.graph.tensors[t].label, _role(self.graph, t)) for t in given]
+        if total is not None:
+            examples.append(Example((), (), self.joint.values[self.result].dtype, self.device, False))
+            leaves.append(Leaf("total", Role.INPUT))
+        kept = () if own is None else inside(own[1], needed[own[0]])
+        key = half, str(target), tuple(examples), str(kept)
+        if half == "forward":
+            places = ()
+        forward = Forward(target, examples, leaves, layouts_of(self.joint.values))
+        if key not in known and half == "forward":
+            known[key] = evaluated(forward)
+        elif key not in known:
+            known[key] = make(forward, accumulating(leaves, places, kept))
+        parts_in = tuple((t, needed[t]) for t in given)
+        box, reach = (over, None) if own is None else (own[1], over)
+        return Tile(box, parts_in, total is not None, places, known[key], reach)
+
+    def _written(
+        self,
+        target: fx.Graph,
+        op: Op,
+        call: Call,
+        output: int,
+        parts: dict[int, Part],
+        needed: dict[int, Rect],
+        over: Rect,
+        total: fx.Node | None,
+    ) -> fx.Node:
+        wanted = needed[op.outputs[output]]
+        if op.kind == MASKED:
+            value, mask = parts[op.inputs[0]], parts[op.outputs[1]]
+            share = float(call.args[1]) if call.args[2] is not False else 0.0
+            source = cropped(target, value, wanted), cropped(target, mask, wanted)
+            kept = target.call_function(aten.mul.Tensor, source)
+            return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
+        held = [parts.get(source) for source in op.inputs]
+        more = (over, total) if op is self.adds else ()
+        relation = self.relations[op.outputs[output]]
+        known: dict[str, Any] = {"channels_last": self.channels_last, "relation": relation}
+        try:
+            return emit(target, call, op, self.graph, held, wanted, output, *more, **known)
+        except GraphError as error:  # it reads what the step changes on its way
+            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {error}") from error
+
+    def _example(self, tensor: int, box: Rect, differentiable: bool) -> Example:
+        """How the part of a tensor lies in memory."""
+        value = self.joint.values[tensor]
+        cut = torch.empty_strided(value.shape, value.stride(), device="meta")[box.slices()]
+        return Example(tuple(cut.shape), cut.stride(), value.dtype, value.device, differentiable)
+
+    @cached_property
+    def source(self) -> Source | None:
+        """The user's line at which the region ends."""
+        if self.adds is not None:
+            return self.adds.source
+        return self.graph.tensors[self.result].source
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the loss is."""
+        return self.joint.values[self.result].device
+
+    @cached_property
+    def totals(self) -> bool:
+        """Whether the loss is divided by the weight of all targets."""
+        if self.adds is None or not self.adds.kind.startswith("aten.nll_loss"):
+            return False
+        return self.relations[self.adds.outputs[0]].scaled
+
+    @cached_property
+    def total(self) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
+        """What gives the weight of all targets, and the tensors of the step that it takes."""
+        if self.adds is None or not self.totals:
+            return None
+        target = fx.Graph()
+        call = next(call for op, call in self.steps if op is self.adds)
+        held: list[Part | None] = []
+        used: list[int] = []
+        reads = self.adds.inputs[1:]
+        for t in self.adds.inputs:
+            box = Rect.of_shape(self.graph.tensors[t].shape or ())
+            held.append(Part(target.placeholder(f"t{t}"), box) if t in reads else None)
+            used += [t] if t in reads else []
+        target.output(loss_total(target, call, self.adds, self.graph, held))
+        return fx.GraphModule(torch.nn.Module(), target), tuple(used)
+
+
+def _relations(graph: Graph, op: Op) -> Iterator[tuple[int, Relation]]:
+    return zip(op.outputs, access(graph, op).relations, strict=True)
+
+
+def _role(graph: Graph, tensor: int) -> Role:
+    role = graph.tensors[tensor].role
+    return role if role in RESIDENT_ROLES else Role.INPUT
+
+
+def _where(op: Op) -> str:
+    return f"{op.source.file}:{op.source.line}" if op.source else op.label

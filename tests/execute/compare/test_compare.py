@@ -1,0 +1,78 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide import zoo
+from lowtide.execute.backend import PROGRAMS
+from lowtide.execute.compare.compare import compare
+
+LOCAL = "locallyconnected:batch=3,size=17,channels=4,classes=10"
+"""Its usual size has many weights."""
+LONG = ("densenet161", "locallyconnected", "resnet50", "vgg19")
+"""They take long to capture: with everything run again is enough."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        (name, program)
+        for name in zoo.names()
+        for program in PROGRAMS
+        if program != "offload-all" or name in ("alexnet", "gpt2", "locallyconnected", "unet")
+        if program != "plain" or name not in LONG
+        if name != "resnet152"  # the blocks of resnet50; benchmarks/exact.py runs it
+    ],
+)
+def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
+    built = zoo.build(LOCAL if name == "locallyconnected" else zoo.small(name))
+    options = {"trains": built.trains, "update": built.ending, "repeats": 0}
+    found = compare(built.model, built.batch, built.loss, PROGRAMS[program], **options)
+    assert found.loss_equal
+    assert found.bitwise
+    assert found.max_rel_grad_diff == 0
+    assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    if program == "plain":
+        assert found.measured.peak_bytes <= found.eager.peak_bytes * 1.005
+
+
+def test_the_model_is_left_as_it_was():
+    built = zoo.build(LOCAL)
+    before = {name: value.clone() for name, value in built.model.state_dict().items()}
+    compare(built.model, built.batch, built.loss, PROGRAMS["plain"], update=built.ending, repeats=0)
+    assert all(torch.equal(before[name], value) for name, value in built.model.state_dict().items())
+    assert all(p.grad is None for p in built.model.parameters())
+
+
+def small_step():
+    model = nn.Linear(40, 30)
+    return model, (torch.randn(2, 40),), lambda model, x: model(x).square().sum()
+
+
+def test_parameters_that_differ_after_the_update_are_noticed():
+    rates = itertools.count(1)
+    found = compare(*small_step(), PROGRAMS["plain"], update=lambda m: zoo.sgd(m, next(rates)), repeats=1)
+    assert found.loss_equal
+    assert found.max_rel_grad_diff == 0
+    assert not found.bitwise
+
+
+def test_a_peak_inside_the_update_is_predicted():
+    def update(model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                scaled = torch.stack([parameter.grad * k for k in range(20)])
+                parameter.sub_(scaled.sum(0), alpha=0.1)
+
+    found = compare(*small_step(), PROGRAMS["plain"], update=update, repeats=1)
+    plain = compare(*small_step(), PROGRAMS["plain"], repeats=1)
+    assert found.bitwise
+    assert found.measured.peak_bytes > plain.measured.peak_bytes + 20 * 40 * 30 * 4
+    assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    assert found.operators == found.runs > plain.operators

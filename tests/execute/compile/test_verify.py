@@ -1,0 +1,110 @@
+"""The first planned step is compared with eager, and what is said where they differ."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import lowtide
+from lowtide.errors import RunError
+from lowtide.execute.compile.verify import Verification
+from lowtide.execute.runtime import instructions as lines
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch._dynamo.reset()
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def fitted(**options):
+    torch.manual_seed(0)
+    model, x = Pair(), torch.randn(6, 8)
+    options = {"budget": "100%", "cost": "estimated", "time_limit": 0.2, "cache": False, **options}
+    return lowtide.fit(loss_of, model, x, **options)
+
+
+@pytest.fixture
+def wrong_tanh(monkeypatch):
+    """An executor that runs one operator of backward wrongly, by very little."""
+    ran = lines.Running.__call__
+
+    def run(self, frame):
+        ran(self, frame)
+        if self.function is torch.ops.aten.tanh_backward.default:
+            for t in self.outputs:
+                frame.table[t].mul_(1 + 2**-20)
+
+    monkeypatch.setattr(lines.Running, "__call__", run)
+
+
+def test_a_difference_names_the_parameter_its_module_and_what_to_report(wrong_tanh):
+    with pytest.raises(RunError) as refused:
+        fitted()
+    said = str(refused.value)
+    assert "the gradient of 'first." in said
+    assert "of module 'first'" in said
+    assert f"please report it with torch {torch.__version__}, the model and the plan" in said
+    assert "without tiles" in said
+
+
+def test_it_is_the_default_and_can_be_left_out(monkeypatch):
+    compared = []
+    monkeypatch.setattr(Verification, "compare", lambda self, planned: compared.append(self.plan))
+    fitted(verify=False)
+    assert not compared
+    found = fitted()
+    assert compared == [found.plan]
+
+
+def test_it_is_left_out_where_the_plain_step_does_not_fit_the_device(wrong_tanh, monkeypatch):
+    monkeypatch.setattr("lowtide.execute.memory.device.Room.free_bytes", lambda self: 900)
+    found = fitted(budget="2KiB")
+    assert found.plan.plain.peak_bytes > 900
+
+
+def test_nothing_of_the_model_or_the_random_state_moves():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(6, 8)
+    state = torch.get_rng_state()
+    lowtide.fit(loss_of, model, x, budget="100%", cost="estimated", time_limit=0.2, cache=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        weights = torch.softmax(x @ self.key(x).transpose(1, 2) / 3, -1)
+        return weights @ self.value(x)
+
+
+def test_a_gradient_that_is_zero_in_exact_arithmetic_may_be_any_rounding_in_tiles():
+    """That of the bias of keys: softmax gives the same whatever is added to all of a row."""
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(16, 24, 8)
+    options = {"only": "recompute,tile", "cost": "estimated", "time_limit": 1.0, "cache": False}
+    found = lowtide.fit(lambda m, x: F.mse_loss(m(x), x), model, x, budget="45%", **options)
+    assert found.plan.decisions.tiles
+    loss = found(model, x)
+    loss.backward()
+    assert float(model.key.bias.grad.abs().max()) < 1e-6, "zero, but for rounding"

@@ -1,0 +1,148 @@
+"""Copies to the host and back: clocks by hand, and plans that keep their budget and their values."""
+
+import pytest
+
+from lowtide.errors import InfeasibleError, PlanError
+from lowtide.graph import Graph, Op, Phase, Role, Tensor
+from lowtide.plan.budget import parse_budget
+from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.make.search import Link, search
+from lowtide.plan.offload.trips import hurried, trips, with_trips
+from lowtide.plan.problem.lower import lower
+from lowtide.plan.problem.problem import build_problem
+from lowtide.plan.problem.schedule import evaluate
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
+from lowtide.plan.program.simple import kept_throughout, store_all
+from lowtide.plan.program.simulate import simulate
+from tests.plan.random_steps import random_step
+
+
+def values_after(graph, program):
+    """Run a program on symbols, host included; nobody reads what is neither made nor fetched."""
+    table = {k: t.id for k, t in enumerate(graph.tensors) if not any(k in op.outputs for op in graph.ops)}
+    host = {}
+    for line in program.instructions:
+        if isinstance(line, Drop):
+            for tensor in line.tensors:
+                del table[tensor]
+        elif isinstance(line, Send):
+            host[line.tensor] = table[line.tensor]
+        elif isinstance(line, Fetch):
+            assert line.tensor not in table
+            table[line.tensor] = host[line.tensor]
+        else:
+            op = graph.ops[line.op]
+            made = tuple(table[t] for t in op.reads)
+            for position, tensor in enumerate(op.outputs):
+                table[tensor] = (op.id, position, made)
+    return {t: v for t, v in table.items() if t in set(kept_throughout(graph))}
+
+
+CHAIN = Graph(
+    (Tensor("x", 1, Role.INPUT), Tensor("a", 10), Tensor("b", 10), Tensor("c", 10)),
+    (
+        Op("first", "k", inputs=(0,), outputs=(1,)),
+        Op("second", "k", inputs=(1,), outputs=(2,)),
+        Op("third", "k", inputs=(2,), outputs=(3,)),
+        Op("last", "k", Phase.BACKWARD, inputs=(1, 3)),
+    ),
+)
+TRIP = Program(
+    (Run(0), Send(1), Run(1), Drop((1,)), Run(2), Drop((2,))),
+    (Fetch(1), Run(3), Drop((1, 3))),
+)
+
+
+@pytest.mark.parametrize(
+    ("link", "took"),
+    [
+        # out from 1 s on for 2 s: the drop at 2 s waits 1 s; back from 4 s on for 5 s
+        (Link(5.0, 2.0), (1.0, 1.0, 2.0, 6.0)),
+        (Link(10.0, 1e9), (1.0, 1.0, 1.0, 1.0)),
+        (Link(1e9, 1e9, 0.25), (1.0, 1.25, 1.0, 1.25)),
+        (Link(1e9, 1e9, 0.25, 0.05), (1.0, 1.75, 1.0, 1.75)),
+        (None, (1.0, 1.0, 1.0, 1.0)),
+    ],
+)
+def test_clocks(link, took):
+    timeline = simulate(CHAIN, TRIP, seconds=[1.0] * 4, link=link)
+    assert timeline.seconds == pytest.approx(took)
+    assert timeline.live_bytes == (11, 21, 21, 21)
+
+
+def test_what_was_never_sent_is_not_fetched():
+    with pytest.raises(PlanError, match="never sent"):
+        simulate(CHAIN, Program((Run(0), Fetch(2))))
+    with pytest.raises(PlanError, match="does not hold"):
+        simulate(CHAIN, Program((Send(1),)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("hurry", [False, True])
+def test_trips_keep_their_promise(seed, hurry):
+    graph, seconds, workspace, able = random_step(seed, (4, 14))
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able if seed % 2 else ())
+    plain = evaluate(problem, ())
+    cut = plain.peak_at
+    away = {s: cut for s, p in enumerate(problem.producer) if 0 <= p < cut}
+    taken = trips(problem, away, Link(20.0, 20.0))
+    if hurry:
+        taken = hurried(problem, taken, away, plain.live, int(plain.peak * 0.7))
+    moved = with_trips(problem, taken)
+    outcome = evaluate(moved, ())
+    program = lower(moved, ())
+    assert simulate(graph, program, workspace_bytes=workspace).peak_bytes == outcome.peak <= plain.peak
+    assert values_after(graph, program) == values_after(graph, store_all(graph))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("only", [{"offload"}, {"recompute", "offload"}])
+def test_plans_with_offload(seed, only):
+    graph, seconds, workspace, able = random_step(seed, (6, 12))
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
+    link = Link(15.0, 15.0, *((0.01, 0.002) if seed % 2 else ()))
+    budget = int(evaluate(problem, ()).peak * 0.8)
+    try:
+        found = search(problem, budget, only=only, link=link, time_limit=2)
+    except InfeasibleError:
+        return
+    timeline = simulate(graph, found.program, workspace_bytes=workspace, seconds=seconds, link=link)
+    assert timeline.peak_bytes <= found.peak <= budget
+    assert found.bound <= found.cost
+    assert problem.seconds(found.cost) == pytest.approx(
+        sum(timeline.seconds) - sum(seconds), abs=1e-6 + 1 / problem.scale
+    )
+    assert values_after(graph, found.program) == values_after(graph, store_all(graph))
+    if "recompute" not in only:
+        runs = [
+            line.op
+            for line in found.program.instructions
+            if isinstance(line, Run) and graph.ops[line.op].kind != "view"
+        ]
+        assert len(runs) == len(set(runs))
+
+
+def test_offload_needs_a_link_and_means_need_names():
+    problem = build_problem(CHAIN)
+    with pytest.raises(PlanError, match="link"):
+        search(problem, 25, only={"offload"})
+    with pytest.raises(PlanError, match="tiles"):
+        search(problem, 25, only={"tiles"})
+
+
+def test_waiting_is_no_whole_number_of_units():
+    """All operators take a second; copies of a few bytes take less, and no bound may say otherwise."""
+    link = Link(1000.0, 1000.0)
+    seconds = (1.0,) * len(CHAIN.ops)
+    for share in ("60%", "75%", "90%"):
+        try:
+            plan = make_plan(CHAIN, Costs(seconds), parse_budget(share), only=["offload"], link=link)
+        except InfeasibleError:
+            continue
+        assert plan.bound.seconds <= plan.predicted.seconds * (1 + 1e-6)
+        if plan.decisions.offloaded:
+            break
+    else:
+        pytest.fail("nothing was offloaded")
+    assert 0 < plan.predicted.seconds - sum(seconds) < 1

@@ -1,0 +1,121 @@
+"""What a function says about gradients beside its operators: a step of tiles would lose it, and says so."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lowtide.errors import CaptureError
+from lowtide.trace.step.capture import capture
+from lowtide.trace.tiles.tiling import Tiling
+
+
+def detached(model, x):
+    y = model(x).detach()  # here
+    return (y * model(x)).sum()
+
+
+def detached_by_function(model, x):
+    y = torch.detach(model(x))  # here
+    return (y * model(x)).sum()
+
+
+def detached_in_place(model, x):
+    y = model(x).detach_()  # here
+    return (y * model(x)).sum()
+
+
+def without(model, x):
+    with torch.no_grad():
+        y = model(x)  # here
+    return (y * model(x)).sum()
+
+
+@torch.no_grad()
+def quietly(model, x):
+    return model(x)  # here
+
+
+def decorated(model, x):
+    y = quietly(model, x)
+    return (y * model(x)).sum()
+
+
+def switched(model, x):
+    torch.set_grad_enabled(False)
+    y = model(x)  # here
+    torch.set_grad_enabled(True)
+    return (y * model(x)).sum()
+
+
+def taken(model, x):
+    y = model(x).data  # here
+    return (y * model(x)).sum()
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 5
+
+
+def own(model, x):
+    y = Fivefold.apply(model(x))  # here
+    return y.sum()
+
+
+def hooked(model, x):
+    y = model(x)
+    y.register_hook(lambda gradient: gradient * 2)  # here
+    return y.sum()
+
+
+def checkpointed(model, x):
+    y = checkpoint(model, x, use_reentrant=False)  # here
+    return y.sum()
+
+
+def plain(model, x):
+    return (torch.tanh(model(x)) * x).sum()
+
+
+SAID = {
+    detached: "it calls detach",
+    detached_by_function: "it calls detach",
+    detached_in_place: "it calls detach_",
+    without: "it calls _set_grad_enabled",
+    decorated: "it calls _set_grad_enabled",
+    switched: "it calls _set_grad_enabled",
+    taken: "it calls _get_data_attr",
+    own: "it has a part with rules of its own (autograd_function_apply)",
+    hooked: "it has a part with rules of its own (register_hook)",
+    checkpointed: "it has a part with rules of its own (tag_activation_checkpoint)",
+}
+
+
+def captured(function):
+    torch._dynamo.reset()
+    return capture(function, nn.Linear(4, 4), torch.randn(6, 4)).joint
+
+
+@pytest.mark.parametrize("function", SAID)
+def test_marks_of_a_function_stand_against_tiles(function):
+    joint = captured(function)
+    assert SAID[function] in joint.marks
+    with pytest.raises(CaptureError) as caught:
+        Tiling(joint)
+    lines, first = inspect.getsourcelines(quietly.__wrapped__ if function is decorated else function)
+    here = first + next(k for k, line in enumerate(lines) if line.endswith("# here\n"))
+    assert str(caught.value).endswith(f" {__file__}:{here}")
+
+
+def test_a_function_without_marks_can_be_cut():
+    joint = captured(plain)
+    assert joint.marks is None
+    assert Tiling(joint).axes == (6, 4)
