@@ -22,6 +22,7 @@ from lowtide.documents import read_document
 from lowtide.files import write_atomically
 from lowtide.plan.make.sweep import Sweep, sweep
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,11 +46,9 @@ def curve(base: Plan, only: tuple[str, ...], time_limit: float) -> Sweep:
     return sweep(
         base.graph,
         Costs(base.seconds, base.workspace_bytes, base.cost, short=base.short),
+        PlanRequest.of("100%", only=only, time_limit=time_limit),
+        DeviceRoom(base.beside_bytes, link=base.link if "offload" in only else None),
         able=base.able,
-        link=base.link if "offload" in only else None,
-        beside_bytes=base.beside_bytes,
-        only=only,
-        time_limit=time_limit,
         progress=lambda text: sys.stderr.write(f"{','.join(only)} {text}\n"),
     )
 

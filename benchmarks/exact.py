@@ -37,10 +37,10 @@ from lowtide.errors import InfeasibleError
 from lowtide.execute.compare.compare import compare
 from lowtide.files import write_atomically
 from lowtide.graph import Graph
-from lowtide.plan.budget import parse_budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.zoo.base import Built
 from lowtide.zoo.unet import IGNORED
@@ -100,26 +100,27 @@ def no_kernel() -> Iterator[set[str]]:
         found.update(_NO_KERNEL.findall(str(one.message)))
 
 
-def planned(graph: Graph, share: str, means: str, time_limit: float) -> tuple[Plan, bool]:
+def planned(graph: Graph, share: str, methods: str, time_limit: float) -> tuple[Plan, bool]:
     """A plan for operators that take a millisecond each; False: at the smallest budget that is known."""
     costs = Costs((SECONDS,) * len(graph.ops))
     size = sum(tensor.bytes for tensor in graph.tensors if tensor.alias is None)
     rate = size / (SECONDS * len(graph.ops))  # all that there is, in the time of a step
-    options: dict[str, Any] = {"only": means.split(","), "link": Link(rate, rate), "time_limit": time_limit}
+    options: dict[str, Any] = {"only": methods, "time_limit": time_limit}
+    room = DeviceRoom(link=Link(rate, rate))
     try:
-        return make_plan(graph, costs, parse_budget(share), **options), True
+        return make_plan(graph, costs, PlanRequest.of(share, **options), room), True
     except InfeasibleError as error:
-        return make_plan(graph, costs, parse_budget(f"{error.smallest_budget}B"), **options), False
+        return make_plan(graph, costs, PlanRequest.of(error.smallest_budget, **options), room), False
 
 
-def row(name: str, share: str, means: str, device: str, time_limit: float) -> dict[str, Any]:
+def row(name: str, share: str, methods: str, device: str, time_limit: float) -> dict[str, Any]:
     """One comparison."""
     torch._dynamo.reset()
     built = build(name, device)
     plans: list[tuple[Plan, bool]] = []
 
     def planner(graph: Graph) -> Any:
-        plans.append(planned(graph, share, means, time_limit))
+        plans.append(planned(graph, share, methods, time_limit))
         return plans[-1][0].program
 
     with no_kernel() as warned:
@@ -136,7 +137,7 @@ def row(name: str, share: str, means: str, device: str, time_limit: float) -> di
     plan, asked = plans[-1]
     return {
         "target": built.name,
-        "means": means,
+        "methods": methods,
         "share": share,
         "fits": asked,
         "plain_bytes": plan.plain.peak_bytes,
@@ -157,7 +158,7 @@ def row(name: str, share: str, means: str, device: str, time_limit: float) -> di
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as Markdown."""
     lines = [
-        "| target | means | budget | runs | of operators | away | predicted/measured | bitwise |",
+        "| target | methods | budget | runs | of operators | away | predicted/measured | bitwise |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for one in rows:
@@ -167,7 +168,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         ratio = one["predicted_bytes"] / one["measured_bytes"]
         same = "yes" if one["bitwise"] else _difference(one)
         lines.append(
-            f"| `{one['target']}` | {one['means']} | {share} | {one['runs']} | {one['operators']} | "
+            f"| `{one['target']}` | {one['methods']} | {share} | {one['runs']} | {one['operators']} | "
             f"{one['offloaded']} | {ratio:.4f} | {same} |"
         )
     return "\n".join(lines)
@@ -221,9 +222,9 @@ def main() -> None:
     on_cuda = (*TARGETS, ROWS + TARGETS[0])
     for name in chosen.names or (on_cuda if chosen.device == "cuda" else TARGETS):
         losses = eager_losses(name, chosen.device)
-        for means in MEANS:
+        for methods in MEANS:
             for share in SHARES:
-                rows.append(row(name, share, means, chosen.device, chosen.time_limit))
+                rows.append(row(name, share, methods, chosen.device, chosen.time_limit))
                 rows[-1]["eager_losses"] = losses
                 sys.stderr.write(table(rows).splitlines()[-1] + "\n")
                 if not rows[-1]["fits"]:

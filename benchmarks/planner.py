@@ -52,6 +52,7 @@ from lowtide.plan.problem.schedule import evaluate  # noqa: E402
 from lowtide.plan.program.in_place import pointwise  # noqa: E402
 from lowtide.plan.recompute import portfolio  # noqa: E402
 from lowtide.plan.recompute.smallest_budget import lowest_in_order  # noqa: E402
+from lowtide.plan.request import Limits  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
@@ -69,7 +70,9 @@ def planned(
     problem: Problem, budget: int, workspace: Sequence[int] = (), **options: Any
 ) -> Found | InfeasibleError:
     try:
-        found = search(problem, budget, **options)
+        names = [name for name in ("time_limit", "seed", "progress") if name in options]
+        limits = Limits(**{name: options.pop(name) for name in names})
+        found = search(problem, budget, limits, **options)
     except InfeasibleError as error:
         return error
     check(problem.graph, found.program, budget=budget, workspace_bytes=workspace)
@@ -91,7 +94,7 @@ def small(count: int, forward: tuple[int, int], first: int) -> list[dict[str, An
                 best = "unknown"
             middle = time.perf_counter()
             try:
-                found = search(problem, budget)
+                found = search(problem, budget, Limits())
                 cost, bound = found.cost, found.bound
             except InfeasibleError:
                 cost = bound = None
@@ -232,7 +235,7 @@ def captured(target: str) -> Problem:
 def network(target: str) -> list[dict[str, Any]]:
     """One network at all budgets, with and without offload."""
     problem = captured(target)
-    both = {"only": {"recompute", "offload"}, "link": LINK}
+    both = {"methods": {"recompute", "offload"}, "link": LINK}
     return [
         *curve(problem, target, SHARES, rivals=RIVALS),
         *curve(problem, f"{target}, offload too", SHARES, **both),
@@ -243,7 +246,7 @@ def repeating(target: str) -> list[dict[str, Any]]:
     """One network at all budgets in 1, 3 and 10 seconds, without the use of repeated blocks and with it."""
     problem = captured(target)
     peak = evaluate(problem, ()).peak
-    both: dict[str, Any] = {"only": {"recompute", "offload"}, "link": LINK}
+    both: dict[str, Any] = {"methods": {"recompute", "offload"}, "link": LINK}
     rows = []
     for name, options in (("recompute", {}), ("offload too", both)):
         for share, limit in product(SHARES, LIMITS):

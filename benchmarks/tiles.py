@@ -32,9 +32,10 @@ from lowtide.execute.compile import planned
 from lowtide.execute.memory import host
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning import plan_step
-from lowtide.execute.planning.plan_step import Settings
 from lowtide.files import write_atomically
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.layouts import learned
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.joint import Joint
 from planner import H200, LINK, RESULTS, SHARES, ZOO
@@ -91,8 +92,9 @@ def short(text: str) -> str:
 def case(joint: Joint, name: str, share: float, means: str, limit: float) -> dict[str, Any]:
     """One step at one budget, planned as ``fit`` does it, from the captured step on."""
     asked: dict[str, Any] = {"only": means, "cost": "estimated", "time_limit": limit, "cache": False}
-    settings = Settings.of(f"{share:.2%}", crossing=True, **asked)
-    planner = planned.Planned(None, (), None, settings, None, lambda: True)  # type: ignore[arg-type]
+    request = PlanRequest.of(f"{share:.2%}", **asked)
+    first = planned.Rehearsal(now=True)
+    planner = planned.Planned(None, (), None, learned(), request, None, first)  # type: ignore[arg-type]
     watch = Watch()
     row: dict[str, Any] = {"step": name, "operators": len(joint.graph.ops), "means": means, "share": share}
     began = time.perf_counter()

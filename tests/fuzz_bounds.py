@@ -18,12 +18,11 @@ from itertools import product
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Phase
-from lowtide.plan.bounds.cut import solve_cuts
 from lowtide.plan.bounds.lower_bounds import chained, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import relax, skippable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.make_plan import make_plan, plain_peak
+from lowtide.plan.make.make_plan import plain_peak
 from lowtide.plan.offload.trips import Trip, with_trips
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.problem import build_problem
@@ -34,6 +33,7 @@ from lowtide.plan.program.simulate import simulate
 from lowtide.plan.result.plan import HoldsFor
 from tests.plan.every_order import EveryOrder, TooLargeError
 from tests.plan.tiny_steps import tiny_step
+from tests.planning import plan_for, solved
 
 SUMMING = 1e-9
 """What adding up seconds may be wrong by, as a share of them."""
@@ -67,7 +67,7 @@ class Case:
         self.everything = sum(self.seconds)
 
     def plan(self, budget=None, **options):
-        return make_plan(
+        return plan_for(
             self.graph,
             self.costs,
             Budget(bytes=budget or self.budget),
@@ -119,7 +119,7 @@ def _check_parts(case, best):
     """The floor, and cut programs at cuts drawn at random, against the optimum."""
     assert best is None or case.floor <= case.budget, "a plan below the floor"
     cuts, heavy = case.random_cuts()
-    result = solve_cuts(case.problem, case.budget, cuts, heavy=heavy, relaxation=case.relaxation)
+    result = solved(case.problem, case.budget, cuts, heavy=heavy, relaxation=case.relaxation)
     if best is None:
         return
     assert result.feasible, f"cuts {cuts} are infeasible, heavy {heavy}"
@@ -170,7 +170,7 @@ def _check_copies(case, found, best, link):
     needed = sum(case.seconds) - sum(case.seconds[k] for k in skippable(case.graph))
     size = len(case.problem.ops)
     for cuts in [*([op] for op in range(size)), *(case.random_cuts()[0] for _ in range(4))]:
-        result = solve_cuts(case.problem, case.budget, cuts, link=link, relaxation=case.relaxation)
+        result = solved(case.problem, case.budget, cuts, link=link, relaxation=case.relaxation)
         assert result.feasible, f"cuts {cuts} are infeasible"
         told = needed + case.problem.seconds(result.bound)
         assert told <= best * (1 + SUMMING), f"cuts {cuts} say {told}, above {best}"

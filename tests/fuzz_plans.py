@@ -25,11 +25,12 @@ from lowtide.errors import LowtideError
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import LOOP
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.plan_loop import TileStep, plan_loop
+from lowtide.plan.make.plan_loop import LoopedStep, TileStep, plan_loop
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Loop, Run
 from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.plan.result.validate import valid_plan
 from tests import torch_steps
@@ -196,11 +197,12 @@ def _tiled_plan(name):
         steps += [TileStep(j.graph, _costs(j.graph), able_in_place(j)) for j in region.bodies]
         which.append([numbers[id(tile.joint)] for tile in region.tiles])
     loop = next(line for line in program.forward if isinstance(line, Loop))
-    return plan_loop(
-        whole.graph, _costs(whole.graph), [tile.over for tile in loop.tiles], which, steps, 10**6,
-        Side(10**5, 100.0), cut=loop.cut, end=loop.end, only=("recompute", "tile"), time_limit=0.1,
-        able=able_in_place(whole),
-    )  # fmt: skip
+    boxes = [tile.over for tile in loop.tiles]
+    looped = LoopedStep(
+        whole.graph, _costs(whole.graph), boxes, which, steps, able_in_place(whole), loop.cut, loop.end
+    )
+    request = PlanRequest.of(10**6, only="recompute,tile", time_limit=0.1)
+    return plan_loop(looped, Side(10**5, 100.0), request, DeviceRoom())
 
 
 def _costs(graph):

@@ -16,9 +16,9 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.probe import environment
 from lowtide.cost.step import Step
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.result.plan import Plan
+from tests.planning import plan_for
 
 DEVICE = Device(Environment("a device", "cpu"), {"float32": 1e9}, 1e9, 1e-6, 1 << 30)
 """Made up: costs that follow from it are the same everywhere."""
@@ -82,4 +82,4 @@ def families_plan() -> Plan:
     """A plan for the step that recomputes."""
     step = families()
     costs = Costs(tuple(float(cost.seconds.value) for cost in step.costs if cost.seconds), origin="estimated")
-    return make_plan(step.graph, costs, parse_budget("85%"), time_limit=60.0)  # it ends by itself
+    return plan_for(step.graph, costs, parse_budget("85%"), time_limit=60.0)  # it ends by itself

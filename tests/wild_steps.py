@@ -7,7 +7,6 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, Graph, Op, Phase, Rect, Role, Tensor, validate
 from lowtide.plan.budget import Budget
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import with_in_place
@@ -15,6 +14,7 @@ from lowtide.plan.program.instructions import Body, Loop, Program, Run, Tile
 from lowtide.plan.program.simple import offload_all, recompute_all, store_all
 from lowtide.plan.program.simulate import inside_bytes
 from tests.plan.random_steps import random_step
+from tests.planning import plan_for
 
 replace = msgspec.structs.replace
 
@@ -292,7 +292,7 @@ def planned(seed, step, draw, turned=lambda program: program, *, leaving=True):
     costs = Costs(tuple(seconds), tuple(workspace), "imported", short=short if draw.random() < 0.7 else {})
     kinds = ("parameters",) if leaving and link and draw.random() < 0.3 else ()
     try:
-        return make_plan(
+        return plan_for(
             graph, costs, Budget(share=draw.choice([1.0, 0.9, 0.8, 0.7])), able=able, only=means, link=link,
             time_limit=0.02, seed=seed, offload=kinds, turned=turned,
         )  # fmt: skip

@@ -18,11 +18,11 @@ from lowtide.errors import FileError, FormatError, InfeasibleError
 from lowtide.formats import dot, native
 from lowtide.graph import Source
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.costs import Costs
 from lowtide.printable import printable
 from lowtide.report.page import Case, page
 from tests.fuzz_commands import document
+from tests.planning import plan_for
 
 HOSTILE = (
     "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\x9b31m\x00\x7f\x08\r\t\u202eoverride\u2066\u200f\u2028\u2029\x85"
@@ -69,7 +69,7 @@ def hostile_step(kinds=False):
 
 def planned(step, budget):
     costs = Costs(tuple(float(cost.seconds.value) for cost in step.costs))
-    return make_plan(step.graph, costs, parse_budget(budget), time_limit=0.5)
+    return plan_for(step.graph, costs, parse_budget(budget), time_limit=0.5)
 
 
 @pytest.fixture(scope="module")

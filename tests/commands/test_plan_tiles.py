@@ -10,7 +10,8 @@ from lowtide.commands.demo import _planned
 from lowtide.commands.main import cli
 from lowtide.errors import LowtideError
 from lowtide.execute.fit import fit
-from lowtide.execute.planning.plan_step import Kept, Settings
+from lowtide.execute.planning.plan_step import Kept
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.trace.step.capture import capture
 from tests.steps import described
 
@@ -142,12 +143,12 @@ def test_tiles_are_used_where_nothing_else_fits(network):
 
 
 def test_tiles_that_were_asked_for_are_not_taken_where_nobody_asks(network):
-    """Plans that were made before: nobody who leaves the means to us gets one that was made for tiles."""
+    """Plans that were made before: nobody who leaves the methods to us gets one that was made for tiles."""
     built = zoo.build(f"{network}:step", device="cpu")
     graph = capture(built.loss, built.model, *built.batch).step.graph
-    asked, left = (Settings.of("70%", only=only).on("cpu") for only in ("recompute,tile", "auto"))
-    assert asked.only == left.only
-    names = {Kept(graph, frozenset(), one, "cpu", (0, None), ()).name for one in (asked, left)}
+    asked, left = (PlanRequest.of("70%", only=only).on("cpu") for only in ("recompute,tile", "auto"))
+    assert asked.methods == left.methods
+    names = {Kept(graph, frozenset(), one, "cpu", DeviceRoom()).name for one in (asked, left)}
     assert len(names) == 2
 
 

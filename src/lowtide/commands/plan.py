@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,23 +27,25 @@ from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
-from lowtide.plan.budget import parse_budget
+from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.make.sweep import Point, Sweep, sweep
-from lowtide.plan.offload.parameters import parse_offload
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import pointwise
 from lowtide.plan.program.short_reruns import short_seconds
-from lowtide.plan.result.plan import Plan, by_means
+from lowtide.plan.request import ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
+from lowtide.plan.result.plan import Plan, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.zoo import Built
 
 __all__ = ["plan"]
 
 
 _SMALLEST_SECONDS = 2.0
-_ORIGINS = ("measured", "estimated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,7 @@ class _Source:
     graph: Graph
     costs: Costs
     able: tuple[int, ...] = ()
-    beside: int = 0
-    free: int | None = None
-    link: Link | None = None
+    room: DeviceRoom = field(default_factory=DeviceRoom)
 
 
 @click.command()
@@ -66,7 +66,7 @@ class _Source:
 @click.option(
     "--only",
     default=None,
-    metavar="MEANS",
+    metavar="METHODS",
     help="recompute, offload, tile, or several with commas [auto; of a file and for a sweep: recompute].",
 )
 @offload_option
@@ -112,32 +112,38 @@ def plan(
     if budget is None and not sweeping:
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
     check_outputs(output, inputs=[read_for(target), cost])
-    leaving = parse_offload(offload)
     chosen = only in (None, "auto")
-    asked = _usual(target, sweeping, device) if chosen else str(only).split(",")
-    means = tuple(dict.fromkeys([*asked, *(["offload"] if leaving else [])]))
+    request = PlanRequest.of(
+        "100%" if budget is None else budget,
+        only=_usual(target, sweeping, device) if chosen else str(only),
+        cost=cost if cost in ORIGINS else "measured",
+        time_limit=time_limit,
+        seed=seed,
+        cache=not fresh,
+        progress=None if as_json or sweeping else _progress,
+        offload=offload,
+        smallest_seconds=0.0 if sweeping else _SMALLEST_SECONDS,
+    )
 
-    def in_tiles(means: tuple[str, ...]) -> None:
+    def in_tiles(request: PlanRequest) -> None:
         with _until_interrupted():
-            tiled = _in_tiles(target, budget, means, leaving, cost, device, time_limit, seed, fresh, as_json)
-        _show(*tiled, output, explain, as_json)
+            name, tiled = _in_tiles(target, request, device)
+        _show(name, tiled, output, explain, as_json)
 
-    if "tile" in means:
+    if request.tiles:
         _refuse_tiles(target, sweeping, cost)
-        in_tiles(means)
+        in_tiles(request)
         return
-    source = _source(target, cost, device, means, leaving, fresh)
-    options: dict[str, Any] = {"only": means, "offload": leaving, "time_limit": time_limit, "seed": seed}
+    source = _source(target, cost, device, request)
     if sweeping:
         with _until_interrupted():
             found = sweep(
                 source.graph,
                 source.costs,
+                request,
+                source.room,
                 able=source.able,
-                link=source.link,
-                beside_bytes=source.beside,
                 progress=lambda text: _say(text, as_json),
-                **options,
             )
         if found.interrupted:
             _say("Interrupted: these are the budgets that were planned so far", False)
@@ -145,34 +151,22 @@ def plan(
         return
     try:
         with _until_interrupted():
-            made = make_plan(
-                source.graph,
-                source.costs,
-                parse_budget(budget or ""),
-                able=source.able,
-                link=source.link,
-                beside_bytes=source.beside,
-                free_bytes=source.free,
-                progress=None if as_json else _progress,
-                look_for_smallest=_SMALLEST_SECONDS,
-                **options,
-            )
+            made = make_plan(source.graph, source.costs, request, source.room, able=source.able)
     except InfeasibleError:
-        if not chosen or is_step_file(target) or cost not in (None, *_ORIGINS):
+        if not chosen or is_step_file(target) or cost not in (None, *ORIGINS):
             raise
-        in_tiles((*means, "tile"))
+        in_tiles(replace(request, methods=(*request.methods, "tile")))
     else:
         _show(source.name, made, output, explain, as_json)
 
 
 def _usual(target: str, sweeping: bool, device: str | None) -> list[str]:
-    """Means where none are asked for: what leaves all bits as they are, as far as it helps there."""
+    """Methods where none are asked for: those that keep all bits, as far as they help there."""
     if sweeping or is_step_file(target):
         return ["recompute"]
     with needs_torch("planning a PyTorch step"):
         from lowtide.cost.probe import best_device
-        from lowtide.execute.planning.plan_step import usual_means
-    return list(usual_means(device or best_device()))
+    return list(usual_methods(device or best_device()))
 
 
 def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: bool) -> None:
@@ -208,99 +202,64 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
         raise click.UsageError("--sweep knows no tiles; give a --budget, or --only recompute,offload")
     if is_step_file(target):
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
-    if cost not in (None, *_ORIGINS):
+    if cost not in (None, *ORIGINS):
         raise PlanError(
             f"--cost {printable(cost)}: tiles are new operators, whose costs are measured or estimated"
         )
 
 
-def _in_tiles(
-    target: str,
-    budget: str | None,
-    means: tuple[str, ...],
-    leaving: tuple[str, ...],
-    cost: str | None,
-    device: str | None,
-    time_limit: float,
-    seed: int,
-    fresh: bool,
-    quiet: bool,
-) -> tuple[str, Plan]:
+def _in_tiles(target: str, request: PlanRequest, device: str | None) -> tuple[str, Plan]:
     """The plan for a PyTorch step that may be cut into tiles, and the name of the step."""
+    built, request = _built(target, request, device)
+    with needs_torch("planning a PyTorch step"):
+        from lowtide.execute.fit import fitted
+    return built.name, fitted(built.loss, (built.model, *built.batch), request).plan
+
+
+def _built(target: str, request: PlanRequest, device: str | None) -> tuple[Built, PlanRequest]:
+    """The network with its batch, and the request with its optimiser where that may be offloaded."""
     with needs_torch("planning a PyTorch step"):
         from lowtide import zoo
         from lowtide.cost.probe import best_device
-        from lowtide.execute.fit import fit
         from lowtide.execute.memory.optimizer_state import usual_optimizer
 
     built = zoo.build(target, device=device or best_device())
-    made = fit(
-        built.loss,
-        built.model,
-        *built.batch,
-        budget=budget or "",
-        only=means,
-        cost=cost or "measured",
-        time_limit=time_limit,
-        seed=seed,
-        cache=not fresh,
-        progress=None if quiet else _progress,
-        offload=leaving,
-        optimizer=usual_optimizer(built.model) if "optimizer" in leaving else None,
-    )
-    return built.name, made.plan
+    optimizer = usual_optimizer(built.model) if "optimizer" in request.offload else None
+    return built, replace(request, optimizer=optimizer)
 
 
-def _source(
-    target: str,
-    cost: str | None,
-    device: str | None,
-    means: Sequence[str],
-    leaving: tuple[str, ...],
-    fresh: bool,
-) -> _Source:
+def _source(target: str, cost: str | None, device: str | None, request: PlanRequest) -> _Source:
+    """What is planned; a PyTorch step is captured and measured by a plan for all of the memory it takes."""
     if is_step_file(target):
         step = read_file(target).step
         check_attributes(step.graph)
-        able = pointwise(step.graph)
-        return _Source(target, step.graph, _file_costs(step, cost), able, link=_link("cpu", means))
+        room = DeviceRoom(link=_link("cpu", request.methods))
+        return _Source(target, step.graph, _file_costs(step, cost), pointwise(step.graph), room)
+    built, request = _built(target, request, device)
     with needs_torch("planning a PyTorch step"):
-        from lowtide import zoo
-        from lowtide.cost.probe import best_device
-        from lowtide.execute.fit import fit
+        from lowtide.execute.fit import fitted
         from lowtide.execute.memory.device import Room
-        from lowtide.execute.memory.optimizer_state import state_of, usual_optimizer
+        from lowtide.execute.memory.optimizer_state import state_of
         from lowtide.execute.planning.plan_step import device_of
 
-    built = zoo.build(target, device=device or best_device())
-    origin = cost if cost in ("measured", "estimated") else "measured"
-    optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
-    whole = fit(
-        built.loss,
-        built.model,
-        *built.batch,
-        budget="100%",
-        only=tuple(means),
-        cost=origin,
-        cache=not fresh,
-        offload=leaving,
-        optimizer=optimizer,
-    )
-    base = whole.plan
+    whole = replace(request, budget=Budget(share=1.0), limits=Limits())
+    base = fitted(built.loss, (built.model, *built.batch), whole).plan
+    origin = request.cost
     costs = Costs(base.seconds, base.workspace_bytes, origin, short=base.short, disturbed=base.disturbed)
     if cost == "unit":
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
     leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
-    leaves += state_of(optimizer, Room(leaves).device)()
-    free, link = Room(leaves).free_bytes(), _link(device_of(base.graph), means)
-    return _Source(built.name, base.graph, costs, base.able, base.beside_bytes, free, link)
+    leaves += state_of(request.optimizer, Room(leaves).device)()
+    link = _link(device_of(base.graph), request.methods)
+    room = DeviceRoom(base.beside_bytes, Room(leaves).free_bytes(), link)
+    return _Source(built.name, base.graph, costs, base.able, room)
 
 
-def _link(kind: str, means: Sequence[str]) -> Link | None:
+def _link(kind: str, methods: Sequence[str]) -> Link | None:
     """The rates of copies to the host and back, as measured on this machine."""
-    if "offload" not in means:
+    if "offload" not in methods:
         return None
     with needs_torch("measuring the link to the host"):
         from lowtide.execute.planning.plan_step import link_of
@@ -371,7 +330,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
         say(_row(point, found))
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
     say(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
-    say(f"  bounds are proven {by_means(found.only)}, {found.holds_for.words}")
+    say(f"  bounds are proven {by_methods(found.only)}, {found.holds_for.words}")
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -21,8 +21,8 @@ from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
 from lowtide.graph import Graph
 from lowtide.needs import needs_torch
-from lowtide.plan.offload.parameters import parse_offload
 from lowtide.plan.program.instructions import Loop, Program
+from lowtide.plan.request import parse_offload
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.validate import valid_program
 from lowtide.printable import printable

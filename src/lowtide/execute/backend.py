@@ -16,7 +16,7 @@ from lowtide.execute.compile.first_call import State, Unplanned, Watch
 from lowtide.execute.compile.partition import shells
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
-from lowtide.execute.planning.plan_step import Settings
+from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, guarded
@@ -25,6 +25,7 @@ from lowtide.graph import Graph
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.suggest import did_you_mean
 from lowtide.trace.eager.compat import trust_no_dict_versions
@@ -71,7 +72,7 @@ def backend(
         chosen, remember = _options(options or {}, mode)
     except LowtideError as error:
         raise_through(error)
-    if isinstance(chosen, Settings):
+    if isinstance(chosen, PlanRequest):
         return compile_planned(module, chosen, remember=remember)
     return compile_with(module, inputs, chosen, remember=remember)
 
@@ -82,7 +83,7 @@ adapt_dynamo()
 _OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")
 
 
-def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings, int]:
+def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int]:
     if mode is not None:
         raise RunError(f"mode={mode!r} is none of Lowtide's; it takes options={{'budget': '8GiB'}}")
     known: dict[str, Any] = {"budget": None, "program": "plain", "remember": REMEMBERED}
@@ -106,7 +107,9 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | Settings,
         return PROGRAMS[name], remember
     if "program" in options:
         raise RunError("give a budget or the name of a program, not both")
-    return Settings.of(chosen["budget"], **extra), remember
+    request = PlanRequest.of(chosen["budget"], crossing=False, **extra)
+    check_optimizer(request.optimizer, request.offload)
+    return request, remember
 
 
 def compile_with(
@@ -153,7 +156,7 @@ def compile_with(
 
 def compile_planned(
     module: fx.GraphModule,
-    settings: Settings,
+    request: PlanRequest,
     seen: Callable[[Plan], None] | None = None,
     *,
     remember: int = REMEMBERED,
@@ -170,10 +173,10 @@ def compile_planned(
         leaves = leaves_of(module)
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
-            return Planned(static, leaves, _compiled, learned(), settings, seen, rehearses)
+            return Planned(static, leaves, _compiled, learned(), request, seen, rehearses)
 
         if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (settings, seen), remember)
+            return Remembering(module, leaves, compiled, (request, seen), remember)
         return compiled(module, leaves)
     except LowtideError as error:
         raise_through(error)

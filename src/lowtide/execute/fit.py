@@ -13,12 +13,13 @@ from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
 from lowtide.execute.compile.user_code import in_the_users_terms
-from lowtide.execute.planning.plan_step import Settings
+from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.parameter_offload import bring_back
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.dynamo import fresh, lowtides
 
-__all__ = ["Fitted", "fit"]
+__all__ = ["Fitted", "fit", "fitted"]
 
 
 class Fitted:
@@ -27,12 +28,12 @@ class Fitted:
     Other shapes than the example's are planned at their first call.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+    def __init__(self, function: Callable[..., Any], request: PlanRequest) -> None:
         self._plan: Plan | None = None
         self._rehearsal = Rehearsal()
 
         def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(module, settings, self._seen, rehearsal=self._rehearsal)
+            return compile_planned(module, request, self._seen, rehearsal=self._rehearsal)
 
         self._compiled = torch.compile(fresh(function), backend=lowtides(backend), fullgraph=True)
 
@@ -110,7 +111,7 @@ def fit(
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
         raise CaptureError(f"a step is a module or a function that gives the loss; this is a {kind}")
-    settings = Settings.of(
+    request = PlanRequest.of(
         budget,
         only=only,
         cost=cost,
@@ -120,11 +121,23 @@ def fit(
         progress=progress,
         offload=offload,
         optimizer=optimizer,
-        crossing=True,
     )
-    fitted = Fitted(model_or_loss_fn, settings)
-    fitted.rehearse(example, keywords, verify=verify)
-    if not fitted.planned:
-        name = getattr(model_or_loss_fn, "__name__", type(model_or_loss_fn).__name__)
+    check_optimizer(request.optimizer, request.offload)
+    return fitted(model_or_loss_fn, example, request, keywords, verify=verify)
+
+
+def fitted(
+    function: Callable[..., Any],
+    example: Sequence[Any],
+    request: PlanRequest,
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    verify: bool = True,
+) -> Fitted:
+    """The step ``function(*example)`` as a request asks for it."""
+    step = Fitted(function, request)
+    step.rehearse(example, keywords or {}, verify=verify)
+    if not step.planned:
+        name = getattr(function, "__name__", type(function).__name__)
         raise CaptureError(f"{name} runs no operator on a tensor: pass the tensors of the step as arguments")
-    return fitted
+    return step

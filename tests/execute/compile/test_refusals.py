@@ -241,8 +241,8 @@ def test_a_wrong_option_is_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"only": 3}, "there is no means 3; known: recompute, offload"),
-        ({"only": [["recompute"]]}, "there is no means .'recompute'.; known"),
+        ({"only": 3}, "there is no method 3; known: recompute, offload"),
+        ({"only": [["recompute"]]}, "there is no method .'recompute'.; known"),
         ({"time_limit": "long"}, "time_limit='long'"),
         ({"seed": "x"}, "seed='x'"),
         ({"seed": 10**30}, "seed=1000"),

@@ -11,13 +11,14 @@ from torch.utils import _pytree as pytree
 from lowtide.execute.backend import compile_with
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.offload.parameters import movable, with_absences
+from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.simple import offload_all, recompute_all, store_all
 from tests.execute.modules import CASES
 
 
 def parameters_away(graph):
     """Every parameter is on the host whenever no operator uses it."""
-    return with_absences(graph, recompute_all(graph), movable(graph, ("parameters",)), 0)
+    return with_absences(graph, recompute_all(graph), movable(graph, ("parameters",)), 0, Costs(()))
 
 
 PROGRAMS = {

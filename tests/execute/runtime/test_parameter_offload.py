@@ -18,9 +18,11 @@ from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.make import make_plan as make
 from lowtide.plan.make.search import search
 from lowtide.plan.offload.parameters import movable, with_absences
+from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Send
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.recompute.portfolio import recompute
+from lowtide.plan.request import Limits
 
 WIDTH = 64
 
@@ -61,7 +63,7 @@ def leaving(monkeypatch):
     def with_leaves_alone(problem, budget, **_):
         never = (False,) * len(problem.ops)
         problem = replace(problem, asked=never, again=never)
-        return recompute(problem, budget, relax(problem))
+        return recompute(problem, budget, relax(problem), Limits())
 
     monkeypatch.setattr(make, "_sets", lambda _, leaves: [leaves])
     monkeypatch.setattr(make, "search", with_leaves_alone)
@@ -345,7 +347,7 @@ def test_whatever_leaves_is_counted(crossing):
 
     def planner(graph):
         leaves = movable(graph, ("parameters", "optimizer"))
-        return with_absences(graph, store_all(graph), leaves, 0, crossing=crossing)
+        return with_absences(graph, store_all(graph), leaves, 0, Costs(()), crossing=crossing)
 
     model, x = network(), batch()
     found = compare(model, (x,), loss, planner, in_place=False, repeats=1)

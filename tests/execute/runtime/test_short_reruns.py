@@ -14,11 +14,11 @@ from lowtide.errors import PlanError
 from lowtide.execute.backend import compile_with
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.short_reruns import JOINED, short_seconds
 from tests.cost.steps import Captured
+from tests.planning import plan_for
 
 
 class Network(nn.Module):
@@ -53,7 +53,7 @@ def planned(graph, programs):
     short = short_seconds(graph, cost)
     assert len(short) == 4 + 2 + 4  # norms, sums, ReLUs
     able = [k for k in short if graph.ops[k].kind in JOINED]
-    plan = make_plan(graph, Costs((1.0,) * len(graph.ops), short=short), parse_budget("50%"), able=able)
+    plan = plan_for(graph, Costs((1.0,) * len(graph.ops), short=short), parse_budget("50%"), able=able)
     programs.append((graph, plan))
     return plan.program
 

@@ -9,12 +9,12 @@ import torch
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import Settings
 from lowtide.execute.tiling.capture_tiles import Cutter
 from lowtide.execute.tiling.geometry import geometry
 from lowtide.execute.tiling.regions import grids
 from lowtide.execute.tiling.search import Search
 from lowtide.graph import LOOP
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Side
 from lowtide.trace.step.capture import capture
 from lowtide.trace.tiles.loop import looped
@@ -119,7 +119,7 @@ def test_no_tile_has_a_tensor_beyond_32_bits(monkeypatch):
 
     monkeypatch.setattr(Search, "_planned", planned)
     whole = tiling()
-    asked = Room(()), Settings.of("1TB")
+    asked = Room(()), PlanRequest.of("1TB")
     cutter = Cutter(whole.joint, (), *asked)
     search = Search(whole.joint, cutter, *asked, 10**12, Side(10**12, 1.0))
     search.attempts(whole, grids(whole))

@@ -14,13 +14,13 @@ from torch import nn
 import lowtide
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
-from lowtide.execute.planning.plan_step import Settings
 from lowtide.execute.tiling import regions
 from lowtide.execute.tiling import search as attempts
 from lowtide.execute.tiling.capture_tiles import Cutter
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.graph import Graph
 from lowtide.plan.make import plan_loop as tile
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Side
 
 
@@ -65,10 +65,10 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(monkeypatch):
     )
     limits, make_plan = [], tile.make_plan
 
-    def stopped(*args, time_limit, **how):
+    def stopped(graph, costs, request, room, **how):
         """As if Ctrl-C came while the first tile was planned."""
-        limits.append(time_limit)
-        plan = make_plan(*args, time_limit=time_limit, **how)
+        limits.append(request.limits.time_limit)
+        plan = make_plan(graph, costs, request, room, **how)
         return msgspec.structs.replace(plan, interrupted=len(limits) == 1)
 
     monkeypatch.setattr(tile, "make_plan", stopped)
@@ -130,7 +130,7 @@ class Sized(attempts.Search):
 
     tried_parts: ClassVar[list] = []
 
-    def tried(self, cut, boxes, beside):
+    def tried(self, cut, boxes, outside):
         self.tried_parts.append(len(boxes))
         self.needed = 8 * 1000 // len(boxes)
         if self.needed <= self.budget:
@@ -142,7 +142,7 @@ def parts_tried(budget, monkeypatch, share=0.0, **changed):
     """The numbers of parts that are captured for a budget, of 2, 4, 8, ... 64."""
     graph = Graph((), ())
     whole = SimpleNamespace(boxes=lambda parts: range(parts[0]), begins=(), ends="")
-    room = SimpleNamespace(beside_bytes=lambda: 0)
+    room = SimpleNamespace(outside_bytes=lambda: 0)
     monkeypatch.setattr(
         attempts, "geometry", lambda _, boxes, __: Geometry(1000 // len(boxes), 0, 1, share, 1.0, 1.0)
     )
@@ -151,7 +151,7 @@ def parts_tried(budget, monkeypatch, share=0.0, **changed):
         SimpleNamespace(graph=graph),
         SimpleNamespace(measuring=0.0),
         room,
-        Settings.of("1GB"),
+        PlanRequest.of("1GB"),
         budget,
         Side(8000, 1.0),
     )

@@ -5,12 +5,10 @@ from msgspec.structs import replace
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
-from lowtide.plan.bounds.cut import solve_cuts
 from lowtide.plan.bounds.lower_bounds import smallest_conceivable
 from lowtide.plan.bounds.relaxation import relax, skippable
 from lowtide.plan.budget import Budget
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
@@ -22,6 +20,7 @@ from tests import fuzz_bounds
 from tests.plan.every_order import EveryOrder
 from tests.plan.random_steps import random_step
 from tests.plan.tiny_steps import tiny_step
+from tests.planning import plan_for, solved
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 
@@ -56,7 +55,7 @@ def reordered_step():
 @pytest.mark.parametrize(("budget", "seconds"), [(29, 34.0), (28, 34.0), (27, 39.0), (26, 39.0)])
 def test_a_plan_is_optimal_in_every_order(budget, seconds):
     graph, times = reordered_step()
-    plan = make_plan(graph, Costs(times), Budget(bytes=budget))
+    plan = plan_for(graph, Costs(times), Budget(bytes=budget))
     assert (plan.predicted.seconds, plan.gap) == (seconds, 0.0)
     assert plan.bound.seconds == pytest.approx(seconds)
     assert plan.bound.holds_for is HoldsFor.EVERY_ORDER
@@ -69,7 +68,7 @@ def test_a_refusal_names_the_programs_it_is_proven_for():
     with pytest.raises(
         InfeasibleError, match="none exists below 26 B.*in any order of the operators"
     ) as error:
-        make_plan(graph, Costs(times), Budget(bytes=25), time_limit=2)
+        plan_for(graph, Costs(times), Budget(bytes=25), time_limit=2)
     assert (error.value.proven, error.value.smallest_budget, error.value.holds_for) == (
         True,
         26,
@@ -81,11 +80,11 @@ def test_a_refusal_names_the_programs_it_is_proven_for():
 def test_where_backward_is_free_nothing_is_proven_of_running_it_again():
     graph, times = reordered_step()
     free = tuple(t if op.phase is F else 0.0 for t, op in zip(times, graph.ops, strict=True))
-    plan = make_plan(graph, Costs(free), Budget(bytes=28))
+    plan = plan_for(graph, Costs(free), Budget(bytes=28))
     assert plan.bound.holds_for is HoldsFor.BACKWARD_ONCE
     assert "with backward run once" in plan.explain()
     with pytest.raises(InfeasibleError, match="with backward run once"):
-        make_plan(graph, Costs(free), Budget(bytes=20), time_limit=1)
+        plan_for(graph, Costs(free), Budget(bytes=20), time_limit=1)
 
 
 # programs that no planner here makes: what is proven holds for them as well
@@ -143,10 +142,10 @@ def test_nothing_is_proven_against_a_program_that_exists(witness):
     took = sum(simulate(graph, program, seconds=seconds).seconds)
     problem = build_problem(graph, seconds, workspace_bytes=workspace)
     assert smallest_conceivable(relax(problem)) <= peak
-    planned = solve_cuts(problem, peak, range(len(problem.ops)))
+    planned = solved(problem, peak, range(len(problem.ops)))
     assert lowest_in_order(problem) > peak or not planned.feasible, "the planner finds it too"
     try:
-        plan = make_plan(graph, Costs(tuple(seconds), tuple(workspace)), Budget(bytes=peak), time_limit=1)
+        plan = plan_for(graph, Costs(tuple(seconds), tuple(workspace)), Budget(bytes=peak), time_limit=1)
     except InfeasibleError as error:
         assert not error.proven
         assert error.floor <= peak
@@ -190,12 +189,12 @@ def test_no_bound_with_copies_is_above_a_plan(link, view_seconds):
     peak = check(graph, program, workspace_bytes=workspace).peak_bytes
     took = sum(simulate(graph, program, workspace_bytes=workspace, seconds=seconds, link=link).seconds)
     costs = Costs(seconds, workspace)
-    plan = make_plan(graph, costs, Budget(bytes=peak), only=["offload"], link=link, time_limit=1)
+    plan = plan_for(graph, costs, Budget(bytes=peak), only=["offload"], link=link, time_limit=1)
     took = min(took, plan.predicted.seconds)
     assert 20 < plan.bound.seconds <= took
     problem = build_problem(graph, seconds, workspace_bytes=workspace, again=(), fine=True)
     for cut in range(len(problem.ops)):
-        result = solve_cuts(problem, peak, [cut], link=link, relaxation=relax(problem))
+        result = solved(problem, peak, [cut], link=link, relaxation=relax(problem))
         assert result.feasible
         assert sum(seconds) + problem.seconds(result.bound) <= took
 

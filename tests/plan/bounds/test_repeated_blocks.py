@@ -8,11 +8,10 @@ import torch
 
 from lowtide import zoo
 from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
-from lowtide.plan.bounds.cut import solve_cuts
 from lowtide.plan.bounds.model import Rows
 from lowtide.plan.bounds.repeated_blocks import Blocks, repeated, shared
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.search import Link, search
+from lowtide.plan.make.search import Link
 from lowtide.plan.offload import search as away
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
@@ -20,6 +19,7 @@ from lowtide.plan.recompute import portfolio
 from lowtide.plan.recompute.annealing import rounds as annealing
 from lowtide.trace.step.capture import capture
 from tests.plan.random_steps import random_step
+from tests.planning import searched, solved
 
 LENGTH = 6
 
@@ -190,7 +190,7 @@ def test_copies_of_one_group_share_their_choice(deep):
     assert len(ways) == 3
     cut = plain.peak_at
     for ties in ways:
-        result = solve_cuts(deep, plain.peak // 2, [cut], nodes=100, slack=5e-4, ties=ties)
+        result = solved(deep, plain.peak // 2, [cut], nodes=100, slack=5e-4, ties=ties)
         again = {op for _, op in result.events}
         copies = [frozenset(op - start for op in range(start, start + LENGTH) if op in again)
                   for start in range(2, 2 + 30 * LENGTH, LENGTH)]  # fmt: skip
@@ -205,12 +205,12 @@ def test_a_plan_with_blocks_is_better_than_without_after_few_moves_and_passes_th
     monkeypatch.setattr(annealing, "_WORK", 1)  # the fewest moves
     monkeypatch.setattr(portfolio._Search, "solve_cuts", lambda *given, **options: [])
     budget = int(evaluate(deep, ()).peak * 0.45)
-    found = [search(deep, budget, time_limit=1000, seed=1) for _ in range(2)]
+    found = [searched(deep, budget, time_limit=1000, seed=1) for _ in range(2)]
     assert found[0].events == found[1].events
     assert (found[0].method, found[0].stopped_by_time) == ("blocks", False)
     check(deep.graph, found[0].program, budget=budget)
     monkeypatch.setattr(portfolio, "shared", lambda problem, plain: [])
-    without = search(deep, budget, time_limit=1000, seed=1)
+    without = searched(deep, budget, time_limit=1000, seed=1)
     assert found[0].cost < without.cost
 
 
@@ -219,6 +219,6 @@ def test_with_offload_too_it_passes_the_checker(deep, monkeypatch):
     monkeypatch.setattr(away, "shared", lambda *given: tried.append(given) or shared(*given))
     budget = int(evaluate(deep, ()).peak * 0.4)
     link = Link(20.0, 20.0, 0.0)
-    found = search(deep, budget, time_limit=2, only={"recompute", "offload"}, link=link)
+    found = searched(deep, budget, time_limit=2, only={"recompute", "offload"}, link=link)
     assert tried
     check(deep.graph, found.program, budget=budget)

@@ -19,15 +19,16 @@ from lowtide.plan.budget import Budget
 from lowtide.plan.check.checker import check
 from lowtide.plan.make import make_plan as making
 from lowtide.plan.make import sweep
-from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.make.search import Link, search
+from lowtide.plan.make.search import Link
 from lowtide.plan.offload import search as away
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.recompute import optimal, portfolio
+from lowtide.plan.request import DeviceRoom, Limits, PlanRequest
 from tests.conftest import document_path
 from tests.plan.random_steps import random_step
+from tests.planning import plan_for, searched
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,13 @@ class Interrupting:
 def test_in_the_middle_of_a_cut_program(unet, call, only, monkeypatch):
     for module in (bounds, away):
         monkeypatch.setattr(module, "solve_cuts", Interrupting(module.solve_cuts, call))
-    plan = make_plan(
+    plan = plan_for(
         unet,
         unit(unet),
         Budget(share=0.5),
         only=only,
         link=Link(1e8, 1e8),
-        look_for_smallest=2.0,
+        smallest_seconds=2.0,
         time_limit=60,
     )
     assert plan.interrupted
@@ -90,7 +91,7 @@ def test_while_the_host_is_tried(unet, monkeypatch, call):
     monkeypatch.setattr(away, "recompute_or_none", one)
     problem = build_problem(unet, unit_seconds(unet))
     budget = int(evaluate(problem, ()).peak * 0.5)
-    found = search(problem, budget, only={"recompute", "offload"}, link=Link(1e8, 1e8), time_limit=30)
+    found = searched(problem, budget, only={"recompute", "offload"}, link=Link(1e8, 1e8), time_limit=30)
     assert found.interrupted
     assert len(calls) == call
     assert found.bound <= found.cost
@@ -99,7 +100,7 @@ def test_while_the_host_is_tried(unet, monkeypatch, call):
 
 def test_while_the_smallest_budget_is_looked_for(unet, monkeypatch):
     monkeypatch.setattr(making, "smallest_budget", interrupt)
-    plan = make_plan(unet, unit(unet), Budget(share=0.9), look_for_smallest=2.0)
+    plan = plan_for(unet, unit(unet), Budget(share=0.9), smallest_seconds=2.0)
     assert plan.interrupted
     assert plan.gap == 0
 
@@ -108,7 +109,7 @@ def test_with_nothing_found_it_passes_through(unet, monkeypatch):
     monkeypatch.setattr(portfolio._Search, "work", interrupt)
     for only in ({"recompute"}, {"recompute", "offload"}):
         with pytest.raises(KeyboardInterrupt):
-            make_plan(unet, unit(unet), Budget(share=0.5), only=only, link=Link(1e8, 1e8))
+            plan_for(unet, unit(unet), Budget(share=0.5), only=only, link=Link(1e8, 1e8))
 
 
 def test_a_plan_with_pauses_is_whole_when_it_is_shown(monkeypatch):
@@ -124,7 +125,7 @@ def test_a_plan_with_pauses_is_whole_when_it_is_shown(monkeypatch):
     monkeypatch.setattr(optimal, "as_events", as_events)
     relaxation = relax(problem)
     floor, peak = smallest_conceivable(relaxation), evaluate(problem, ()).peak
-    run = portfolio._Search(problem, (floor + peak) // 2, 10.0, 0, interrupt, relaxation)
+    run = portfolio._Search(problem, (floor + peak) // 2, Limits(progress=interrupt), relaxation)
     with pytest.raises(KeyboardInterrupt):
         run.exactly(10_000)
     assert run.found().problem is paused
@@ -134,14 +135,14 @@ def test_a_plan_with_pauses_is_whole_when_it_is_shown(monkeypatch):
 def test_a_sweep_ends_with_the_budgets_so_far(unet, monkeypatch):
     shares = []
 
-    def planned(graph, costs, budget, **options):
-        shares.append(budget.share)
-        if budget.share < 0.85:
+    def planned(graph, costs, request, room, **options):
+        shares.append(request.budget.share)
+        if request.budget.share < 0.85:
             raise KeyboardInterrupt
-        return make_plan(graph, costs, budget, **options)
+        return making.make_plan(graph, costs, request, room, **options)
 
     monkeypatch.setattr(sweep, "make_plan", planned)
-    found = sweep.sweep(unet, unit(unet))
+    found = sweep.sweep(unet, unit(unet), PlanRequest(Budget(share=1.0)), DeviceRoom())
     assert shares == [1.0, 0.9, 0.8]
     assert found.interrupted
     assert len(found.points) == 2
@@ -150,7 +151,8 @@ def test_a_sweep_ends_with_the_budgets_so_far(unet, monkeypatch):
 
 def test_a_sweep_ends_with_the_plan_that_was_interrupted(unet, monkeypatch):
     monkeypatch.setattr(making, "smallest_budget", interrupt)
-    found = sweep.sweep(unet, unit(unet), shares=(0.95, 0.9, 0.8), look_for_smallest=1.0)
+    request = PlanRequest(Budget(share=1.0), smallest_seconds=1.0)
+    found = sweep.sweep(unet, unit(unet), request, DeviceRoom(), shares=(0.95, 0.9, 0.8))
     assert found.interrupted
     assert len(found.points) == 1
 
@@ -194,4 +196,4 @@ def test_what_the_solver_raises_is_raised():
 def test_a_host_without_memory_is_said(unet, monkeypatch):
     monkeypatch.setattr(portfolio._Search, "work", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(PlanError, match="the host has no memory left"):
-        make_plan(unet, unit(unet), Budget(share=0.5))
+        plan_for(unet, unit(unet), Budget(share=0.5))

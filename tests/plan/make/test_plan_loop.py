@@ -13,17 +13,17 @@ from lowtide import zoo
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import Settings
 from lowtide.execute.tiling import capture_tiles as cutting
 from lowtide.execute.tiling import plan_tiles as tiling
 from lowtide.execute.tiling import search as attempts
 from lowtide.graph import Rect
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.plan_loop import TileStep, least_bytes, plan_loop
+from lowtide.plan.make.plan_loop import LoopedStep, TileStep, least_bytes, plan_loop
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Loop, Program, Run
 from lowtide.plan.program.simple import offload_all, recompute_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Side
 from lowtide.trace.step.capture import capture
 from lowtide.trace.tiles.loop import Region, looped
@@ -213,15 +213,16 @@ def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over():
     (body,) = region.bodies
     made = [
         plan_loop(
-            whole.graph,
-            costs(whole.graph),
-            boxes,
-            [[0, 0]],
-            [TileStep(body.graph, costs(body.graph), issue=issue)],
-            10**9,
+            LoopedStep(
+                whole.graph,
+                costs(whole.graph),
+                boxes,
+                [[0, 0]],
+                [TileStep(body.graph, costs(body.graph), issue=issue)],
+            ),
             Side(10**6, 1.0),
-            only=("recompute", "tile"),
-            time_limit=0.1,
+            PlanRequest.of(10**9, only="recompute,tile", time_limit=0.1),
+            DeviceRoom(),
         )
         for issue in (0.0, 1e-7, 1.0)
     ]
@@ -240,9 +241,9 @@ def test_all_ways_to_cut_share_one_time_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     now, asked = [0.0], []
 
-    def nothing_found(*_, time_limit, **__):
-        asked.append(time_limit)
-        now[0] += time_limit
+    def nothing_found(_, __, request, ___):
+        asked.append(request.limits.time_limit)
+        now[0] += request.limits.time_limit
         raise InfeasibleError("", budget=0, smallest_budget=1 << (60 - len(asked)), floor=0)
 
     def uncut(cutter, *_):
@@ -252,9 +253,9 @@ def test_all_ways_to_cut_share_one_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts, "plan_loop", nothing_found)
     monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(attempts, "_CERTAIN", 0.0)  # all ways are tried
-    settings = Settings.of("50%", only="recompute,tile", cost="estimated", time_limit=10.0)
+    request = PlanRequest.of(1 << 40, only="recompute,tile", cost="estimated", time_limit=10.0)
     with pytest.raises(InfeasibleError, match="none that was tried fits"):
-        tiling.in_tiles(rows_of_64(), (), Room(()), settings, 1 << 40, Side(1 << 41, 1.0))
+        tiling.in_tiles(rows_of_64(), (), Room(()), request, Side(1 << 41, 1.0))
     assert len(asked) > 12
     assert sum(asked) <= 11.0  # a little more where there is no plan yet
 
@@ -265,8 +266,8 @@ def test_no_tiles_are_tried_where_gradients_alone_are_too_much(monkeypatch):
     # parameters, their gradients, the input and the loss
     assert least == 4 * (2 * (2 * 8 * 512 + 512 + 8) + 64 * 8 + 1)
     monkeypatch.setattr(cutting, "looped", None)
-    settings = Settings.of("50%", only="recompute,tile", cost="estimated")
+    request = PlanRequest.of(least - 1, only="recompute,tile", cost="estimated")
     with pytest.raises(InfeasibleError, match="gradients alone take") as error:
-        tiling.in_tiles(joint, (), Room(()), settings, least - 1, Side(2 * least, 1.0))
+        tiling.in_tiles(joint, (), Room(()), request, Side(2 * least, 1.0))
     assert error.value.proven
     assert error.value.smallest_budget == error.value.floor == least

@@ -6,15 +6,16 @@ from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.offload.parameters import movable, parse_offload, streamed, with_absences
+from lowtide.plan.offload.parameters import movable, streamed, with_absences
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import parse_offload
 from tests.plan.random_steps import random_step
+from tests.planning import plan_for
 
 BOTH = ("parameters", "optimizer")
 FAST = Link(1e9, 1e9)
@@ -45,7 +46,7 @@ PLAIN = store_all(STEP)
 
 def absent(budget, **options):
     return with_absences(
-        STEP, PLAIN, movable(STEP, BOTH), budget, seconds=SECONDS, link=options.pop("link", FAST), **options
+        STEP, PLAIN, movable(STEP, BOTH), budget, Costs(SECONDS), link=options.pop("link", FAST), **options
     )
 
 
@@ -84,7 +85,7 @@ def test_leaves_are_gone_where_the_budget_asks_for_it_and_back_in_the_end():
 
 
 def test_without_times_a_copy_starts_before_its_drop():
-    program = with_absences(STEP, PLAIN, movable(STEP, BOTH), 0)
+    program = with_absences(STEP, PLAIN, movable(STEP, BOTH), 0, Costs(()))
     assert check(STEP, program, offload=BOTH).peak_bytes == simulate(STEP, program).peak_bytes
 
 
@@ -160,7 +161,7 @@ def test_simulation_and_checker_agree_on_random_steps(seed, crossing):
     for share in (0.95, 0.8, 0.6):
         budget = int(peak * share)
         program = with_absences(
-            graph, plain, movable(graph, BOTH), budget, workspace_bytes=workspace, seconds=seconds,
+            graph, plain, movable(graph, BOTH), budget, Costs(tuple(seconds), tuple(workspace)),
             link=Link(30.0, 20.0), crossing=crossing,
         )  # fmt: skip
         runs = [line for line in program.instructions if isinstance(line, Run)]
@@ -175,10 +176,10 @@ def test_what_state_takes_is_room_for_the_step(seed):
     graph, seconds, workspace, able = with_state(seed)
     costs = Costs(tuple(seconds), tuple(workspace))
     options = {"able": able, "only": ("recompute", "offload"), "link": Link(1e6, 1e6), "time_limit": 1.0}
-    whole = make_plan(graph, costs, parse_budget("100%"), **options)
+    whole = plan_for(graph, costs, parse_budget("100%"), **options)
     end = sum(t.bytes for t in graph.tensors if t.role is not Role.ACTIVATION and t.alias is None)
     budget = max(whole.predicted.peak_bytes - 60, end)
-    plan = make_plan(graph, costs, parse_budget(budget), offload=BOTH, **options)
+    plan = plan_for(graph, costs, parse_budget(budget), offload=BOTH, **options)
     assert plan.predicted.peak_bytes <= budget
     assert plan.overhead < 1e-3
     assert plan.offload == BOTH
@@ -188,9 +189,9 @@ def test_what_state_takes_is_room_for_the_step(seed):
 def test_a_budget_below_what_the_step_ends_with_is_refused():
     options = {"only": ("offload",), "link": FAST, "offload": BOTH, "time_limit": 0.5}
     with pytest.raises(InfeasibleError, match="when the step ends") as caught:
-        make_plan(STEP, Costs(SECONDS, ()), parse_budget("180B"), **options)
+        plan_for(STEP, Costs(SECONDS, ()), parse_budget("180B"), **options)
     assert caught.value.smallest_budget == 204
-    plan = make_plan(STEP, Costs(SECONDS, ()), parse_budget(204), **options)
+    plan = plan_for(STEP, Costs(SECONDS, ()), parse_budget(204), **options)
     assert plan.predicted.peak_bytes == 204
 
 
@@ -198,7 +199,7 @@ def test_a_plan_says_what_left_and_what_is_resident():
     plain = simulate(STEP, PLAIN).peak_bytes
     costs = Costs(SECONDS, ())
     budget = parse_budget(plain - 20)
-    plan = make_plan(STEP, costs, budget, only=("offload",), link=FAST, offload=BOTH, beside_bytes=7)
+    plan = plan_for(STEP, costs, budget, only=("offload",), link=FAST, offload=BOTH, outside_bytes=7)
     assert plan.resident_bytes == 154 + 7
     assert plan.decisions.offloaded >= 1
     assert "state" in plan.explain()
@@ -207,4 +208,4 @@ def test_a_plan_says_what_left_and_what_is_resident():
     assert view["offload"] == BOTH
     assert view["resident_bytes"] == 161
     with pytest.raises(InfeasibleError):
-        make_plan(STEP, costs, budget, only=("recompute",), link=FAST, beside_bytes=7)
+        plan_for(STEP, costs, budget, only=("recompute",), link=FAST, outside_bytes=7)

@@ -5,8 +5,7 @@ import pytest
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.make.search import Link, search
+from lowtide.plan.make.search import Link
 from lowtide.plan.offload.trips import hurried, trips, with_trips
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.problem import build_problem
@@ -16,6 +15,7 @@ from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.program.simple import kept_throughout, store_all
 from lowtide.plan.program.simulate import simulate
 from tests.plan.random_steps import random_step
+from tests.planning import plan_for, searched
 
 
 def values_after(graph, program):
@@ -104,7 +104,7 @@ def test_plans_with_offload(seed, only):
     link = Link(15.0, 15.0, *((0.01, 0.002) if seed % 2 else ()))
     budget = int(evaluate(problem, ()).peak * 0.8)
     try:
-        found = search(problem, budget, only=only, link=link, time_limit=2)
+        found = searched(problem, budget, only=only, link=link, time_limit=2)
     except InfeasibleError:
         return
     timeline = simulate(graph, found.program, workspace_bytes=workspace, seconds=seconds, link=link)
@@ -126,9 +126,9 @@ def test_plans_with_offload(seed, only):
 def test_offload_needs_a_link_and_means_need_names():
     problem = build_problem(CHAIN)
     with pytest.raises(PlanError, match="link"):
-        search(problem, 25, only={"offload"})
+        searched(problem, 25, only={"offload"})
     with pytest.raises(PlanError, match="tiles"):
-        search(problem, 25, only={"tiles"})
+        searched(problem, 25, only={"tiles"})
 
 
 def test_waiting_is_no_whole_number_of_units():
@@ -137,7 +137,7 @@ def test_waiting_is_no_whole_number_of_units():
     seconds = (1.0,) * len(CHAIN.ops)
     for share in ("60%", "75%", "90%"):
         try:
-            plan = make_plan(CHAIN, Costs(seconds), parse_budget(share), only=["offload"], link=link)
+            plan = plan_for(CHAIN, Costs(seconds), parse_budget(share), only=["offload"], link=link)
         except InfeasibleError:
             continue
         assert plan.bound.seconds <= plan.predicted.seconds * (1 + 1e-6)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.precedence import bits, by_rank, precedence
 from lowtide.plan.problem.problem import build_problem
@@ -21,6 +20,7 @@ from lowtide.plan.program.simulate import simulate
 from tests.plan.offload.test_trips import values_after
 from tests.plan.problem.test_schedule import some_events
 from tests.plan.random_steps import random_step
+from tests.planning import plan_for
 
 
 def late_release(**attributes):
@@ -44,7 +44,7 @@ def test_who_lets_go_of_more_than_it_makes_runs_as_soon_as_it_can():
     graph = late_release()
     problem = build_problem(graph)
     assert lean_order(problem) == [0, 1, 3, 2, 4]
-    plan = make_plan(graph, Costs((1.0,) * 5), parse_budget("120B"))
+    plan = plan_for(graph, Costs((1.0,) * 5), parse_budget("120B"))
     assert [line.op for line in plan.program.instructions if isinstance(line, Run)] == [0, 1, 3, 2, 4]
     assert (plan.predicted.peak_bytes, plan.overhead) == (103, 0.0)
 

@@ -8,7 +8,6 @@ import pytest
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Tensor
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.search import search
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
 from lowtide.plan.program.in_place import with_in_place
@@ -18,6 +17,7 @@ from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.smallest_budget import lowest_in_order
 from tests.plan.optimum import optimum
 from tests.plan.random_steps import random_step
+from tests.planning import searched
 
 replace = msgspec.structs.replace
 
@@ -45,7 +45,7 @@ def test_small_problems_with_short_runs_are_solved_at_least_to_the_optimum_of_pr
         budget = int(floor + (peak - floor) * (k + 1) / 4)
         best = optimum(problem, budget)  # in program order
         try:
-            found = search(problem, budget, time_limit=1)
+            found = searched(problem, budget, time_limit=1)
         except InfeasibleError:
             assert best is None
             continue
@@ -69,7 +69,7 @@ def plan_of(seed):
     floor, peak = lowest_in_order(problem), evaluate(problem, ()).peak
     for k in range(4):
         try:
-            return search(problem, int(floor + (peak - floor) * k / 4), time_limit=1).program
+            return searched(problem, int(floor + (peak - floor) * k / 4), time_limit=1).program
         except InfeasibleError:
             continue
     raise AssertionError

@@ -9,10 +9,10 @@ from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
 from lowtide.plan.recompute.annealing import kernel as module
 from lowtide.plan.recompute.annealing import kernel_python as anneal_pure
-from lowtide.plan.recompute.annealing.kernel import Annealer
 from tests.plan.problem.test_schedule import some_events
 from tests.plan.random_steps import random_step
 from tests.plan.trips import some_trips
+from tests.planning import annealed
 
 KERNELS = [anneal_pure.anneal]
 if module.COMPILED:
@@ -34,7 +34,7 @@ def case(seed):
 def test_figures_are_those_of_an_evaluation(kernel, seed, monkeypatch):
     monkeypatch.setattr(module, "_kernel", kernel)
     problem, budget, start = case(seed)
-    result = Annealer(problem).round(start, budget, moves=120, seed=seed, hot=8, cold=1, weight=1 << 18)
+    result = annealed(problem, start, budget, moves=120, seed=seed, hot=8, cold=1, weight=1 << 18)
     last = evaluate(problem, result.last)
     assert last.events == result.last
     assert last.cost == result.last_cost
@@ -52,9 +52,7 @@ def test_compiled_and_pure_give_the_same_plans(seed, monkeypatch):
     results = []
     for kernel in KERNELS:
         monkeypatch.setattr(module, "_kernel", kernel)
-        results.append(
-            Annealer(problem).round(start, budget, moves=400, seed=seed, hot=8, cold=1, weight=1 << 18)
-        )
+        results.append(annealed(problem, start, budget, moves=400, seed=seed, hot=8, cold=1, weight=1 << 18))
     assert results[0] == results[1]
 
 
@@ -63,4 +61,4 @@ def test_events_that_cannot_be_are_refused(kernel, monkeypatch):
     monkeypatch.setattr(module, "_kernel", kernel)
     problem, budget, _ = case(0)
     with pytest.raises(ValueError, match="contradict"):
-        Annealer(problem).round({(0, 3)}, budget, moves=1, seed=0, hot=1, cold=1)
+        annealed(problem, {(0, 3)}, budget, moves=1, seed=0, hot=1, cold=1)

@@ -11,13 +11,14 @@ from lowtide.errors import PlanError
 from lowtide.graph import LOOP, Rect
 from lowtide.plan.budget import Budget
 from lowtide.plan.check.rules import Rule
-from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.make.plan_loop import TileStep, plan_loop
+from lowtide.plan.make.plan_loop import LoopedStep, TileStep, plan_loop
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Bound, Plan, Side
 from lowtide.plan.result.validate import valid_plan
 from tests.plan.written import step
+from tests.planning import plan_for
 
 replace = msgspec.structs.replace
 
@@ -40,8 +41,8 @@ STEP = step(
 def plan(*means):
     link = Link(500.0, 400.0, 0.01, 0.001) if "offload" in means else None
     costs = Costs((1.0, 2.0, 3.0, 1.0, 2.0, 2.0, 2.0, 1.0), (3,) * 8, "measured")
-    more = {"only": means, "link": link, "able": (5, 6), "beside_bytes": 1000}
-    return make_plan(STEP, costs, Budget(share=0.97), time_limit=0.2, **more)
+    more = {"only": means, "link": link, "able": (5, 6), "outside_bytes": 1000}
+    return plan_for(STEP, costs, Budget(share=0.97), time_limit=0.2, **more)
 
 
 @functools.cache
@@ -52,10 +53,9 @@ def tiled():
     boxes = [Rect((0,), (2,)), Rect((2,), (4,))]
     steps = [TileStep(part, Costs((1.0,) * 3, (2,) * 3, "measured"), frozenset({1}))]
     costs = Costs((0.0, 0.0), (0, 0), "measured")
-    return plan_loop(
-        graph, costs, boxes, [[0, 0], [0, 0]], steps, 500, Side(600, 9.0), end="t", only=("recompute", "tile"),
-        time_limit=0.1,
-    )  # fmt: skip
+    looped = LoopedStep(graph, costs, boxes, [[0, 0], [0, 0]], steps, end="t")
+    request = PlanRequest.of(500, only="recompute,tile", time_limit=0.1)
+    return plan_loop(looped, Side(600, 9.0), request, DeviceRoom())
 
 
 PLANS = {
@@ -187,7 +187,7 @@ def test_short_runs_without_a_time_are_refused():
         sizes=[("n", 50)],
     )
     costs = Costs((5.0, 1.0, 1.0, 1.0, 1.0), (0, 0, 40, 40, 0), "measured", short={0: 1.0})
-    made = make_plan(norm, costs, Budget(share=0.8), time_limit=0.2)
+    made = plan_for(norm, costs, Budget(share=0.8), time_limit=0.2)
     assert any(getattr(line, "short", False) for line in made.program.instructions)
     valid_plan(made)
     with pytest.raises(PlanError, match="without a time for that"):

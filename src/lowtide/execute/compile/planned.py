@@ -21,7 +21,6 @@ from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.memory.out_of_memory import while_measuring
 from lowtide.execute.planning.plan_step import (
     Kept,
-    Settings,
     costs_of,
     device_of,
     measurable,
@@ -32,9 +31,11 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, in_tiles, loop_of
+from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
@@ -81,12 +82,12 @@ class Planned(FirstCall):
         leaves: Sequence[Leaf],
         compiler: Compile,
         layouts: Layouts,
-        settings: Settings,
+        request: PlanRequest,
         seen: Callable[[Plan], None] | None,
         rehearsal: Rehearsal,
     ) -> None:
         super().__init__(module, leaves, compiler, layouts)
-        self._settings, self._seen, self._rehearsal = settings, seen, rehearsal
+        self._request, self._seen, self._rehearsal = request, seen, rehearsal
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
         self._fits = True
@@ -107,8 +108,8 @@ class Planned(FirstCall):
         made: list[Interpreter] = []
         bring_back()
         device = Room(arguments).device
-        self._settings = self._settings.on(device.type)
-        self._state = state_of(self._settings.optimizer, device)
+        self._request = self._request.on(device.type)
+        self._state = state_of(self._request.optimizer, device)
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
@@ -132,7 +133,7 @@ class Planned(FirstCall):
         if self._fits and not run():
             return None
         pinned = _pinned(joint, arguments, state)
-        tiles_alone = "tile" in self._settings.only and not self._fits
+        tiles_alone = self._request.tiles and not self._fits
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -213,47 +214,48 @@ class Planned(FirstCall):
 
         ``run`` is None where the step can only run in tiles: the whole of it is estimated then.
         """
-        settings = self._settings
+        request = self._request
         self._to_keep = None
         refused: InfeasibleError | None = None
         whole: Plan | None = None
-        kept = self._kept(joint, room, arguments, state, pinned) if "tile" in settings.only else None
+        kept = self._kept(joint, room, arguments, state, pinned) if request.tiles else None
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
-        share = 1.0 if "tile" not in settings.only else _WHOLE_AUTO if settings.auto else _WHOLE
-        shorter = replace(settings, time_limit=share * settings.time_limit)
+        share = 1.0 if not request.tiles else _WHOLE_AUTO if request.auto else _WHOLE
+        shorter = request.within(share * request.limits.time_limit)
         try:
             whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)
             plain, budget, spent = whole.plain, whole.budget_bytes, whole.solve_seconds
         except InfeasibleError as error:
-            if "tile" not in settings.only:
+            if not request.tiles:
                 raise
             refused, budget, spent = error, error.budget, error.solve_seconds
             plain = Side(error.plain_peak, error.plain_seconds)
-        if whole is not None and (enough := _good_without_tiles(whole, settings)) is not None:
+        if whole is not None and (enough := _good_without_tiles(whole, request)) is not None:
             return enough
-        left = max(_TILES * settings.time_limit, _ALL * settings.time_limit - spent)
+        left = max(_TILES * request.limits.time_limit, _ALL * request.limits.time_limit - spent)
+        exactly = replace(request, budget=Budget(bytes=budget))
         try:
             with no_trace(arguments, self.leaves, joint):
-                tiled = in_tiles(joint, arguments, room, settings, budget, plain, state, time_limit=left)
+                tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except KeyboardInterrupt:
             if whole is None:
                 raise
             warn_interrupted()
-            without = _without_tiles(whole, settings, "the search was interrupted before any were found")
+            without = _without_tiles(whole, request, "the search was interrupted before any were found")
             return msgspec.structs.replace(without, interrupted=True)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
-            return _without_tiles(whole, settings, str(error).splitlines()[0])
+            return _without_tiles(whole, request, str(error).splitlines()[0])
         if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
             slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
             whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
-            return _without_tiles(whole, settings, slower)
+            return _without_tiles(whole, request, slower)
         if tiled.interrupted:
             warn_interrupted()
         elif kept is not None:
@@ -269,9 +271,9 @@ class Planned(FirstCall):
         pinned: Sequence[int],
     ) -> Kept:
         """A plan in tiles that was made before."""
-        settings = self._settings
-        free = room.free_bytes() if settings.budget.auto else None
-        beside = room.beside_bytes()
+        request = self._request
+        free = room.free_bytes() if request.budget.auto else None
+        outside = room.outside_bytes()
 
         def whole(plan: Plan) -> Joint:
             return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts), state)
@@ -279,10 +281,9 @@ class Planned(FirstCall):
         return Kept(
             with_state(joint.graph, state),
             frozenset(),
-            settings,
+            request,
             device_of(joint.graph),
-            (beside, free),
-            pinned,
+            DeviceRoom(outside, free, pinned=pinned),
             whole,
             state,
         )
@@ -299,20 +300,20 @@ class Planned(FirstCall):
         return program
 
 
-def _good_without_tiles(whole: Plan, settings: Settings) -> Plan | None:
+def _good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
     """The plan without tiles where none are looked for."""
-    if "tile" not in settings.only or settings.auto:
+    if not request.tiles or request.auto:
         return whole
     if whole.interrupted:
-        return _without_tiles(whole, settings, "not looked for, the search was interrupted")
+        return _without_tiles(whole, request, "not looked for, the search was interrupted")
     if whole.overhead <= _NO_TILES:
-        return _without_tiles(whole, settings, "not looked for, a plan without them is hardly slower")
+        return _without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
     return None
 
 
-def _without_tiles(plan: Plan, settings: Settings, why: str) -> Plan:
+def _without_tiles(plan: Plan, request: PlanRequest, why: str) -> Plan:
     """The plan with the reason why it has no tiles, though they were allowed."""
-    return msgspec.structs.replace(plan, only=settings.only, no_tiles=why)
+    return msgspec.structs.replace(plan, only=request.methods, no_tiles=why)
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a device holds besides a step, and what it could still give."""
+"""What a device holds outside a step, and what it could still give."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Room:
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
         self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
 
-    def beside_bytes(self) -> int:
+    def outside_bytes(self) -> int:
         """What is allocated and is no argument of the step: optimiser state, other models, libraries."""
         if self.device.type != "cuda":
             return 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,101 +21,38 @@ from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
 from lowtide.documents import read_document, write_document
-from lowtide.errors import FileError, LowtideError, PlanError
+from lowtide.errors import FileError, LowtideError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host, refuse_too_much
-from lowtide.execute.memory.optimizer_state import check_optimizer, with_state
+from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import Graph, Phase
-from lowtide.plan.budget import Budget, parse_budget
+from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.make.search import Progress
-from lowtide.plan.offload.parameters import parse_offload
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.validate import valid_plan
-from lowtide.suggest import did_you_mean
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
-    "MEANS",
     "Kept",
-    "Settings",
     "costs_of",
     "device_of",
     "link_of",
     "measurable",
     "plan_joint",
-    "usual_means",
     "warn_interrupted",
 ]
 
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
-MEANS = ("recompute", "offload", "tile")
-AUTO = "auto"
-ORIGINS = ("measured", "estimated")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a user may ask of a plan."""
-
-    budget: Budget
-    only: tuple[str, ...] = ("recompute",)
-    cost: str = "measured"
-    time_limit: float = 10.0
-    seed: int = 0
-    cache: bool = True
-    progress: Progress | None = None
-    offload: tuple[str, ...] = ()
-    """What may leave the device besides activations."""
-    optimizer: Any = None
-    crossing: bool = False
-    """Whether leaves may be away between forward and backward."""
-    auto: bool = False
-    """Whether means are chosen here: what leaves all bits as they are, and tiles where nothing else fits."""
-
-    @classmethod
-    def of(cls, budget: str | int | Budget, **options: Any) -> Settings:
-        """Settings from what users write; a PlanError names what is wrong."""
-        only = options.pop("only", AUTO)
-        options["auto"] = only in (AUTO, (AUTO,), [AUTO])
-        only = "recompute" if options["auto"] else only
-        listed = only.split(",") if isinstance(only, str) else only
-        chosen = tuple(listed) if isinstance(listed, list | tuple | set | frozenset) else (listed,)
-        for means in chosen:
-            if means not in MEANS:
-                near = did_you_mean(str(means), MEANS)
-                raise PlanError(f"there is no means {means!r}; known: {', '.join(MEANS)}, or auto.{near}")
-        if set(chosen) == {"tile"}:
-            raise PlanError("only='tile': tiles are planned beside another means, as in recompute,tile")
-        options["offload"] = parse_offload(options.get("offload", ()))
-        check_optimizer(options.get("optimizer"), options["offload"])
-        if options["offload"] and "offload" not in chosen:
-            chosen = (*chosen, "offload")
-        cost = options.get("cost", "measured")
-        if cost not in ORIGINS:
-            near = did_you_mean(str(cost), ORIGINS)
-            raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
-        limit, seed = options.get("time_limit", 10.0), options.get("seed", 0)
-        if not isinstance(limit, int | float) or isinstance(limit, bool) or not 0 <= limit < math.inf:
-            raise PlanError(f"time_limit={limit!r}: how long to search is a number of seconds")
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= 2**48:
-            raise PlanError(f"seed={seed!r}: a seed is a whole number from 0 to {2**48}")
-        return cls(parse_budget(budget), chosen, **options)
-
-    def on(self, device: str) -> Settings:
-        """The same with means chosen for a kind of device, where that is left to us."""
-        if not self.auto:
-            return self
-        return replace(self, only=tuple(dict.fromkeys([*self.only, *usual_means(device), "tile"])))
 
 
 def warn_interrupted() -> None:
@@ -124,16 +60,11 @@ def warn_interrupted() -> None:
     warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=3)
 
 
-def usual_means(device: str) -> tuple[str, ...]:
-    """What leaves all bits as they are and may help on a kind of device."""
-    return ("recompute", "offload") if device == "cuda" else ("recompute",)
-
-
 def plan_joint(
     joint: Any,
     run: Callable[[Marker], object] | None,
     room: Room,
-    settings: Settings,
+    request: PlanRequest,
     *,
     state: Sequence[Any] = (),
     pinned: Collection[int] = (),
@@ -146,42 +77,26 @@ def plan_joint(
     device = device_of(graph)
     able = able_in_place(joint)
     targets = [call.target for call in joint.calls]
-    costs = costs_of(graph, targets, device, run, settings.cost)
-    if settings.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
+    costs = costs_of(graph, targets, device, run, request.cost)
+    if request.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
         # a share is one of a training step; evaluation keeps nothing for backward as it is
-        settings = replace(settings, budget=Budget(share=1.0))
+        request = replace(request, budget=Budget(share=1.0))
     graph = with_state(graph, state)
-    free = room.free_bytes() if settings.budget.auto else None
-    link = link_of(device) if "offload" in settings.only else None
-    beside = room.beside_bytes()  # after all that was measured: libraries have taken what they keep
-    kept = Kept(graph, able, settings, device, (beside, free), pinned)
+    free = room.free_bytes() if request.budget.auto else None
+    link = link_of(device) if "offload" in request.methods else None
+    outside = room.outside_bytes()  # after all that was measured: libraries have taken what they keep
+    kept = Kept(graph, able, request, device, DeviceRoom(outside, free, link, pinned))
     plan = kept.load()
-    means = [one for one in settings.only if one != "tile"]
-    optional = settings.auto and not settings.offload  # nobody has asked for offload
+    optional = request.auto and not request.offload  # nobody has asked for offload
 
-    def made(means: Sequence[str]) -> Plan:
-        return make_plan(
-            graph,
-            costs,
-            settings.budget,
-            able=able,
-            only=means,
-            link=link if "offload" in means else None,
-            beside_bytes=beside,
-            free_bytes=free,
-            time_limit=settings.time_limit,
-            seed=settings.seed,
-            progress=settings.progress,
-            offload=settings.offload,
-            pinned=pinned,
-            crossing=settings.crossing,
-            tiled="tile" in settings.only,
-        )
+    def made(asked: PlanRequest) -> Plan:
+        usable = link if "offload" in asked.methods else None
+        return make_plan(graph, costs, asked, DeviceRoom(outside, free, usable, pinned), able=able)
 
     if plan is None or (optional and not fits_host(graph, plan.program)):
-        plan = made(means)
+        plan = made(request)
         if optional and not fits_host(graph, plan.program):
-            plan = made([one for one in means if one != "offload"])
+            plan = made(request.without("offload"))
         if plan.interrupted:
             warn_interrupted()
         else:
@@ -237,12 +152,12 @@ def costs_of(
 def measurable(graph: Graph, targets: Sequence[Any], kind: str, room: Room) -> Program | None:
     """A Program to measure a step with: the plain one where it fits, else one planned with estimates."""
     plain = store_all(graph)
-    free, beside = int(room.free_bytes() * _MEASURED_SHARE), room.beside_bytes()
-    if simulate(graph, plain).peak_bytes + beside <= free:
+    free, outside = int(room.free_bytes() * _MEASURED_SHARE), room.outside_bytes()
+    if simulate(graph, plain).peak_bytes + outside <= free:
         return plain
     costs = costs_of(graph, targets, kind, None, "estimated")
     with contextlib.suppress(LowtideError):
-        first = make_plan(graph, costs, Budget(bytes=free), beside_bytes=beside)
+        first = make_plan(graph, costs, PlanRequest(Budget(bytes=free)), DeviceRoom(outside))
         if first.interrupted:
             raise KeyboardInterrupt  # there is no plan for the user's budget yet
         return first.program
@@ -287,10 +202,9 @@ class Kept:
         self,
         graph: Graph,
         able: frozenset[int],
-        settings: Settings,
+        request: PlanRequest,
         kind: str,
-        room: tuple[int, int | None],
-        pinned: Collection[int],
+        room: DeviceRoom,
         whole: Callable[[Plan], Joint] | None = None,
         state: Sequence[Any] = (),
     ) -> None:
@@ -298,24 +212,24 @@ class Kept:
 
         ``state`` is that of an optimiser.
         """
-        beside, free = room
+        outside, free = room.outside_bytes, room.free_bytes
         self.whole, self.state = whole, state
-        self.graph, self.able, self.beside, self.free = graph, able, beside, free
-        self.budget, self.offload = settings.budget, settings.offload
-        self.wanted = settings.cache
+        self.graph, self.able, self.outside, self.free = graph, able, outside, free
+        self.budget, self.offload = request.budget, request.offload
+        self.wanted = request.cache
         asked = (
-            settings.budget,
-            settings.only,
-            settings.auto,
-            settings.cost,
-            settings.time_limit,
-            settings.seed,
+            request.budget,
+            request.methods,
+            request.auto,
+            request.cost,
+            request.limits.time_limit,
+            request.limits.seed,
         )
-        parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(beside), str(free)]
+        parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(outside), str(free)]
         parts += [
-            repr(settings.offload),
-            str(settings.crossing),
-            repr(sorted(pinned)),
+            repr(request.offload),
+            str(request.crossing),
+            repr(sorted(room.pinned)),
             str(whole is not None),
         ]
         digest = hashlib.sha256(msgspec.json.encode(graph) + "\0".join(parts).encode())
@@ -327,7 +241,7 @@ class Kept:
             return None
         with contextlib.suppress(LowtideError):
             plan = read_document(self._path(), Plan)
-            if plan.beside_bytes == self.beside and not plan.interrupted and self._asked_for(plan):
+            if plan.beside_bytes == self.outside and not plan.interrupted and self._asked_for(plan):
                 valid_plan(plan)
                 return plan if self._fits(plan) else None
         return None

@@ -12,8 +12,8 @@ from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.runtime.in_place import refuse_in_place
 from lowtide.plan.check.checker import check
 from lowtide.plan.check.rules import Rule, broken
-from lowtide.plan.offload.parameters import MOVABLE
 from lowtide.plan.program.instructions import Body, Loop, Program, Run
+from lowtide.plan.request import MOVABLE
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["refuse_invalid"]

@@ -16,7 +16,7 @@ import torch
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import Settings, costs_of, device_of, measurable
+from lowtide.execute.planning.plan_step import costs_of, device_of, measurable
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.tile_loop import issue_seconds, run_body, zeros
 from lowtide.execute.runtime.witness import Witness
@@ -25,6 +25,7 @@ from lowtide.graph import LOOP, Rect
 from lowtide.plan.make.plan_loop import Inside, TileStep
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.simple import store_all
+from lowtide.plan.request import PlanRequest
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.loop import Region, looped
@@ -73,7 +74,7 @@ class Cutter:
     joint: Joint
     arguments: Sequence[Any]
     room: Room
-    settings: Settings
+    request: PlanRequest
     issue: float = 0.0
     """Seconds in which the host hands over an operator, once a tile was measured."""
     measuring: float = 0.0
@@ -166,7 +167,7 @@ class Cutter:
         bodies = list(enumerate(region.bodies))
         bodies.sort(key=lambda pair: -turns[id(pair[1])])
         found = {bodies[0][0]: self._measured(region, *bodies[0], values, kind, _REPEATED)}
-        end = time.monotonic() + self.settings.time_limit
+        end = time.monotonic() + self.request.limits.time_limit
         for k, body in bodies[1:]:
             left = max(0.0, end - time.monotonic())
             found[k] = self._measured(region, k, body, values, kind, left)
@@ -188,8 +189,8 @@ class Cutter:
             inner = Inside(boxes, body.calls[loops[0]].target.end, which, steps)
             return TileStep(body.graph, around(body, kind), able_in_place(body), inner)
         targets = [call.target for call in body.calls]
-        if self.settings.cost != "measured":
-            costs = costs_of(body.graph, targets, kind, None, self.settings.cost)
+        if self.request.cost != "measured":
+            costs = costs_of(body.graph, targets, kind, None, self.request.cost)
             return TileStep(body.graph, costs, able_in_place(body))
         began = time.monotonic()
         program = measurable(body.graph, targets, kind, self.room)

@@ -11,7 +11,6 @@ import torch
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import with_state
-from lowtide.execute.planning.plan_step import Settings
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.capture_tiles import Cutter, watch_tiles
@@ -21,6 +20,7 @@ from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.check.tiles import wrong_boxes
 from lowtide.plan.make.plan_loop import least_bytes
 from lowtide.plan.program.instructions import Loop, Program
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.loop import looped
@@ -135,8 +135,7 @@ def in_tiles(
     joint: Joint,
     arguments: Sequence[Any],
     room: Room,
-    settings: Settings,
-    budget: int,
+    request: PlanRequest,
     plain: Side,
     state: Sequence[torch.Tensor] = (),
     *,
@@ -144,10 +143,12 @@ def in_tiles(
 ) -> Plan:
     """The fastest plan found that cuts the step into tiles; an optimiser's ``state`` counts in its peak.
 
-    ``time_limit`` is for capturing tiles and planning with them; measuring them comes on top. A CaptureError
+    The budget of the request is in bytes. ``time_limit`` is for capturing tiles and planning with them;
+    measuring them comes on top. A CaptureError
     says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
-    least = least_bytes(with_state(joint.graph, state)) + room.beside_bytes()
+    least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
+    budget = request.budget.bytes or 1
     if least > budget:
         raise InfeasibleError(
             f"none can help: parameters, inputs and gradients alone take {format_bytes(least)}",
@@ -156,9 +157,9 @@ def in_tiles(
             floor=least,
             proven=True,
         )
-    cutter = Cutter(joint, arguments, room, settings)
-    limit = settings.time_limit if time_limit is None else time_limit
-    search = Search(joint, cutter, room, settings, budget, plain, state, time_limit=limit)
+    cutter = Cutter(joint, arguments, room, request)
+    limit = request.limits.time_limit if time_limit is None else time_limit
+    search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit)
     search.try_all()
     if search.best is None:
         raise search.refused or InfeasibleError(

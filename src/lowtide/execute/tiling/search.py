@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,14 +16,16 @@ from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host
 from lowtide.execute.memory.optimizer_state import with_state
-from lowtide.execute.planning.plan_step import Settings, device_of, link_of
+from lowtide.execute.planning.plan_step import device_of, link_of
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.execute.tiling.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.graph import Rect
-from lowtide.plan.make.plan_loop import plan_loop
+from lowtide.plan.budget import Budget
+from lowtide.plan.make.plan_loop import LoopedStep, plan_loop
 from lowtide.plan.program.memory import Memory
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.nested import Inner
@@ -81,7 +83,7 @@ class Search:
     joint: Joint
     cutter: Cutter
     room: Room
-    settings: Settings
+    request: PlanRequest
     budget: int
     plain: Side
     state: Sequence[torch.Tensor] = ()
@@ -129,7 +131,7 @@ class Search:
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
         patience = _PATIENCE if self.best is None else _CONTENT
-        late = time.monotonic() - self.began > patience * self.settings.time_limit
+        late = time.monotonic() - self.began > patience * self.request.limits.time_limit
         spent = self.best is not None and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
 
@@ -152,7 +154,7 @@ class Search:
 
     def unsatisfied(self) -> bool:
         """Whether nothing good was found so far, and there is time to go on."""
-        in_time = self.left() > _SEARCH * self.settings.time_limit
+        in_time = self.left() > _SEARCH * self.request.limits.time_limit
         return self.best is None or (self.best.overhead > _GOOD_ENOUGH and in_time)
 
     def try_all(self) -> None:
@@ -236,9 +238,9 @@ class Search:
         if tiling.begins or tiling.ends:
             return False
         shape = self.shape(tiling, parts)
-        there = self.room.beside_bytes() + shape.gradient_bytes + self._resident()
+        there = self.room.outside_bytes() + shape.gradient_bytes + self._resident()
         kept = shape.share * (self.plain.peak_bytes - there)
-        room = (_CROWDED_OFFLOAD if "offload" in self.settings.only else _CROWDED) * (self.budget - there)
+        room = (_CROWDED_OFFLOAD if "offload" in self.request.methods else _CROWDED) * (self.budget - there)
         return 0 < room < kept
 
     def shape(self, tiling: Tiling, parts: tuple[int, ...]) -> Geometry:
@@ -257,33 +259,33 @@ class Search:
         boxes = tiling.boxes(parts)
         shape = self.shape(tiling, parts)
         if self.inner is not None:
-            return shape.overlap <= _SPLIT and self.tried(tiling, boxes, self.room.beside_bytes())
+            return shape.overlap <= _SPLIT and self.tried(tiling, boxes, self.room.outside_bytes())
         if shape.overlap > (_OVERLAP if any(k > 1 for k in parts[1:]) else _SPLIT):
             return True
         if shape.working_bytes >= self.largest:
             return True
         self.largest = shape.working_bytes
-        beside = self.room.beside_bytes()
+        outside = self.room.outside_bytes()
         resident = self._resident()
         least = max(shape.working_bytes, shape.gradient_bytes if len(boxes) > 1 else 0)
-        if least + beside + resident > self.budget or shape.elements > _ELEMENTS:
+        if least + outside + resident > self.budget or shape.elements > _ELEMENTS:
             return True
-        if _CERTAIN * self.ratio * shape.working_bytes + beside + resident > self.budget:
+        if _CERTAIN * self.ratio * shape.working_bytes + outside + resident > self.budget:
             return True
-        going_on = self.tried(tiling, boxes, beside)
+        going_on = self.tried(tiling, boxes, outside)
         if self.needed:  # it did not fit
-            ratio = (self.needed - beside - resident) / shape.working_bytes
+            ratio = (self.needed - outside - resident) / shape.working_bytes
             self.ratio = min(self.ratio or ratio, ratio)
         return going_on
 
-    def tried(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> bool:
+    def tried(self, tiling: Tiling, boxes: Sequence[Rect], outside: int) -> bool:
         """Plan with these tiles; False where smaller ones cannot help any more, or come too late."""
         self.needed = 0
-        late = self.cutter.expected(tiling, boxes) + _SEARCH * self.settings.time_limit > self.left()
+        late = self.cutter.expected(tiling, boxes) + _SEARCH * self.request.limits.time_limit > self.left()
         if self.best is not None and late:
             return False
         try:
-            plan, inner = self._planned(tiling, boxes, beside)
+            plan, inner = self._planned(tiling, boxes, outside)
         except InfeasibleError as error:
             # a tile has a budget of its own
             needed = self.needed = self.budget + error.smallest_budget - error.budget
@@ -304,12 +306,12 @@ class Search:
             self.worse += 1
         return inner > _GOOD
 
-    def _planned(self, tiling: Tiling, boxes: Sequence[Rect], beside: int) -> tuple[Plan, float]:
+    def _planned(self, tiling: Tiling, boxes: Sequence[Rect], outside: int) -> tuple[Plan, float]:
         """A plan found fast for these tiles, and which share of its time it spends on what is run again."""
         if self.channels_last is None:
             self.channels_last = self.cutter.faster_layout(tiling, boxes)
         way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
-        again = partial(self._search, way, tiling, boxes, beside)
+        again = partial(self._search, way, tiling, boxes, outside)
         share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
         limit, before = max(_SHORTEST * self.time_limit, share * self.left()), self.spent()
         plan = again(limit)
@@ -319,33 +321,30 @@ class Search:
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
     def _search(
-        self, way: Way, tiling: Tiling, boxes: Sequence[Rect], beside: int, time_limit: float
+        self, way: Way, tiling: Tiling, boxes: Sequence[Rect], outside: int, time_limit: float
     ) -> Plan:
-        settings, cut, end = self.settings, tiling.begins, tiling.ends
         kind = device_of(way.whole.graph)
         graph = with_state(way.whole.graph, self.state)
-        plan_with = partial(
-            plan_loop,
+        looped = LoopedStep(
             graph,
             around(way.whole, kind),
             boxes,
             way.which,
             way.steps,
-            self.budget,
-            self.plain,
-            cut=cut,
-            end=end,
+            able=able_in_place(way.whole),
+            cut=tiling.begins,
+            end=tiling.ends,
             channels_last=way.channels_last,
             whole=self._all_of_it(tiling),
-            able=able_in_place(way.whole),
-            beside_bytes=beside,
-            time_limit=time_limit,
-            seed=settings.seed,
-            progress=settings.progress,
         )
-        plan = plan_with(only=settings.only, link=link_of(kind) if "offload" in settings.only else None)
+        # parameters are not offloaded around loops
+        request = replace(self.request, budget=Budget(bytes=self.budget), offload=()).within(time_limit)
+        link = link_of(kind) if "offload" in request.methods else None
+        plan = plan_loop(looped, self.plain, request, DeviceRoom(outside, link=link))
         if not fits_host(graph, plan.program):
-            plan = plan_with(only=[one for one in settings.only if one != "offload"] or ["recompute"])
+            request = request.without("offload")
+            request = request if request.methods else replace(request, methods=("recompute",))
+            plan = plan_loop(looped, self.plain, request, DeviceRoom(outside))
         self.interrupted = self.interrupted or plan.interrupted
         return plan
 

@@ -27,7 +27,7 @@ from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.schedule import Event
 from lowtide.plan.program.copy_lanes import Link
 
-__all__ = ["CutResult", "Ties", "solve_cuts"]
+__all__ = ["CutProblem", "CutResult", "Effort", "Ties", "solve_cuts"]
 
 _TOLERANCE = 1e-6
 
@@ -60,35 +60,48 @@ class Ties:
     """Storages, each with an operator that runs again only where the storage is held."""
 
 
-def solve_cuts(
-    problem: Problem,
-    budget: int,
-    cuts: Sequence[int],
-    *,
-    nodes: int = 100_000,
-    seconds: float = 10.0,
-    slack: float = 0.0,
-    heavy: Collection[int] = (),
-    start: Collection[Event] | None = None,
-    link: Link | None = None,
-    ties: Ties | None = None,
-    relaxation: Relaxation | None = None,
-) -> CutResult:
-    """A lower bound on the time any schedule inside ``budget`` spends on running again, from these cuts.
+@dataclass(frozen=True, slots=True)
+class CutProblem:
+    """A problem inside a budget, looked at from some cuts."""
 
-    The solver stops after so many nodes, or once bound and solution differ by no more than ``slack`` of the
-    time of the whole step; ``seconds`` is a deadline. ``heavy`` operators, where they run again, must find
-    room beside what is held through the window. ``start`` is a schedule inside the budget to begin with. With
-    a ``link``, storages may come from the host too, as far as its lanes reach; waiting counts as time then.
-    With ``ties`` the program is smaller and sooner solved, and no bound comes of it. With the ``relaxation``
-    of the problem the bound holds for every valid program, and one of any two cuts must run before the other
-    in every order; without, the bound holds for schedules that keep the problem's order.
+    problem: Problem
+    budget: int
+    cuts: Collection[int]
+    heavy: Collection[int] = ()
+    """Operators that, where they run again, must find room beside what is held through the window."""
+    link: Link | None = None
+    """With a link, storages may come from the host too, as far as its lanes reach; waiting counts as time."""
+    relaxation: Relaxation | None = None
+    """With it the bound holds for every valid program, and one of any two cuts must run before the other in
+    every order; without, it holds for schedules that keep the problem's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard the solver tries."""
+
+    nodes: int = 100_000
+    seconds: float = 10.0
+    """A deadline."""
+    slack: float = 0.0
+    """It stops once bound and solution differ by no more than this share of the time of the whole step."""
+
+
+def solve_cuts(
+    asked: CutProblem, effort: Effort, *, start: Collection[Event] | None = None, ties: Ties | None = None
+) -> CutResult:
+    """A lower bound on the time any schedule inside the budget spends on running again, from the cuts.
+
+    ``start`` is a schedule inside the budget to begin with. With ``ties`` the program is smaller and sooner
+    solved, and no bound comes of it.
     """
+    problem, link, relaxation = asked.problem, asked.link, asked.relaxation
+    nodes, seconds = effort.nodes, effort.seconds
     there = problem if relaxation is None else relaxation.problem
-    program = CutProgram(there, budget, sorted(set(cuts)), heavy, link, relaxation)
+    program = CutProgram(there, asked.budget, sorted(set(asked.cuts)), asked.heavy, link, relaxation)
     if program.impossible:
         return CutResult(0, feasible=False, solved=True, events=None)
-    gap = max(_TOLERANCE / 2, slack * 1e4)
+    gap = max(_TOLERANCE / 2, effort.slack * 1e4)
     if ties is not None:
         solution = _solve_tied(program, ties, nodes, seconds, gap)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from lowtide.plan.bounds.cut import CutResult, solve_cuts
+from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, solve_cuts
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.problem.precedence import bits
 from lowtide.plan.problem.problem import Problem
@@ -100,10 +100,8 @@ def surely_infeasible(problem: Problem, relaxation: Relaxation, budget: int, *, 
             cuts.append(t)
     able = [op for op in range(problem.split) if relaxation.problem.again[op]]
     heavy = sorted(able, key=lambda op: -sets[op])[:_HEAVY]
-    result = solve_cuts(
-        problem, budget, cuts, nodes=1_000, seconds=seconds, heavy=heavy, relaxation=relaxation
-    )
-    return not result.feasible
+    asked = CutProblem(problem, budget, cuts, heavy, relaxation=relaxation)
+    return not solve_cuts(asked, Effort(nodes=1_000, seconds=seconds)).feasible
 
 
 def chained(relaxation: Relaxation | None, cuts: Iterable[int], op: int) -> bool:
@@ -130,21 +128,10 @@ class Cuts:
         self.bound = 0
         self.feasible = True
 
-    def solve(
-        self, *, nodes: int, seconds: float, slack: float = 0.0, start: Collection[Event] | None = None
-    ) -> CutResult:
+    def solve(self, effort: Effort, start: Collection[Event] | None = None) -> CutResult:
         """Solve the program of the present cuts, and keep its bound if it is the best so far."""
-        result = solve_cuts(
-            self.problem,
-            self.budget,
-            sorted(self.cuts),
-            nodes=nodes,
-            seconds=seconds,
-            slack=slack,
-            heavy=self.heavy,
-            start=start,
-            relaxation=self.relaxation,
-        )
+        asked = CutProblem(self.problem, self.budget, self.cuts, self.heavy, relaxation=self.relaxation)
+        result = solve_cuts(asked, effort, start=start)
         self.feasible = self.feasible and result.feasible
         self.bound = max(self.bound, result.bound)
         return result
@@ -154,9 +141,11 @@ class Cuts:
 
         ``there`` is the problem in the order that the schedule is for, where that is another.
         """
+        own = list(range(len(self.problem.ops)))  # several may stand for no operator of the graph
+        if there is not None and there is not self.problem:
+            number = {op: v for v, op in enumerate(self.problem.ops)}
+            own = [number[op] for op in there.ops]
         there = there or self.problem
-        number = {op: v for v, op in enumerate(self.problem.ops)}
-        own = [number[op] for op in there.ops]
         outcome = evaluate(there, events)
         runs = order(there, outcome.events)
         ranked = sorted(range(len(runs)), key=lambda k: -outcome.live[k])

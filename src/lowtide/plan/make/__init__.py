@@ -3,5 +3,5 @@
 ``make_plan`` plans a step, ``plan_loop`` one in tiles, ``sweep`` many budgets; ``search`` finds schedules,
 ``candidates`` are the Programs made of them.
 
-From outside: ``make_plan``, ``plan_loop``, ``search``, ``sweep``.
+From outside: ``make_plan``, ``plan_loop``, ``sweep``.
 """

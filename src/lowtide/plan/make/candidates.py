@@ -22,24 +22,12 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
+from lowtide.plan.request import Limits, Target
 
-__all__ = ["Asked", "Tried", "at_the_end", "at_the_lowest", "played", "stored", "with_leaves_away"]
+__all__ = ["Tried", "at_the_end", "at_the_lowest", "played", "stored", "with_leaves_away"]
 
 _LOWEST_SECONDS = 2.0
 """For looking for the lowest peak, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a plan was made for."""
-
-    budget: int
-    plain_peak: int
-    only: tuple[str, ...]
-    beside: int
-    able: tuple[int, ...]
-    link: Link | None
-    offload: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +40,19 @@ class Tried:
     seconds: float
 
 
-def stored(problem: Problem, costs: Costs, asked: Asked) -> Tried:
+def stored(problem: Problem, costs: Costs, target: Target) -> Tried:
     """The program that stores everything, which fits."""
-    program = with_in_place(problem.graph, store_all(problem.graph), asked.able)
-    peak = asked.plain_peak - asked.beside
+    program = with_in_place(problem.graph, store_all(problem.graph), target.able)
+    peak = target.plain_peak - target.room.outside_bytes
     found = Found(
         problem=problem,
-        budget=asked.budget - asked.beside,
+        budget=target.step_budget,
         events=frozenset(),
         cost=0,
         bound=0,
         peak=peak,
         smallest=Smallest(peak, frozenset(), problem),
-        floor=smallest_conceivable(relax(problem), offload="offload" in asked.only),
+        floor=smallest_conceivable(relax(problem), offload="offload" in target.methods),
         method="plain",
         solve_seconds=0.0,
     )
@@ -72,11 +60,11 @@ def stored(problem: Problem, costs: Costs, asked: Asked) -> Tried:
 
 
 def with_leaves_away(
-    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], asked: Asked, *, crossing: bool
+    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], target: Target
 ) -> Tried:
     """The program that was found, with leaves away where that is what keeps it inside the budget."""
-    budget = asked.budget - asked.beside
-    program, timeline = _realised(problem.graph, costs, found, leaves, asked, budget, crossing=crossing)
+    budget = target.step_budget
+    program, timeline = _realised(problem.graph, costs, found, leaves, target, budget)
     if timeline.peak_bytes > budget:
         floor = at_the_end(problem)
         raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
@@ -98,11 +86,8 @@ def at_the_lowest(
     costs: Costs,
     error: InfeasibleError,
     leaves: tuple[int, ...],
-    asked: Asked,
-    *,
-    crossing: bool,
-    effort: float,
-    seed: int,
+    target: Target,
+    limits: Limits,
 ) -> Tried:
     """The schedule with the lowest peak, with leaves away; the error, told anew, says what that takes.
 
@@ -111,12 +96,13 @@ def at_the_lowest(
     """
     known = error.known
     if not isinstance(known, Smallest):
+        effort = limits.time_limit
         limit = min(_LOWEST_SECONDS, effort / 2)
-        known = smallest_budget(problem, time_limit=limit, seed=seed, effort=effort)
+        known = smallest_budget(problem, time_limit=limit, seed=limits.seed, effort=effort)
     schedule = evaluate(known.problem, known.events)
     found = Found(
         problem=known.problem,
-        budget=asked.budget - asked.beside,
+        budget=target.step_budget,
         events=known.events,
         cost=schedule.cost,
         bound=0,
@@ -127,12 +113,13 @@ def at_the_lowest(
         solve_seconds=0.0,
     )
     peaks = []
-    for target in (found.budget, known.budget):
-        _, timeline = _realised(problem.graph, costs, found, leaves, asked, target, crossing=crossing)
+    for aim in (found.budget, known.budget):
+        _, timeline = _realised(problem.graph, costs, found, leaves, target, aim)
         peaks.append(timeline.peak_bytes)
         if peaks[-1] <= found.budget:
-            aimed = replace(asked, budget=target + asked.beside) if target < found.budget else asked
-            return with_leaves_away(problem, costs, found, leaves, aimed, crossing=crossing)
+            lower = aim < found.budget
+            aimed = replace(target, budget=aim + target.room.outside_bytes) if lower else target
+            return with_leaves_away(problem, costs, found, leaves, aimed)
     raise InfeasibleError(
         str(error),
         budget=error.budget,
@@ -148,13 +135,11 @@ def _realised(
     costs: Costs,
     found: Found,
     leaves: tuple[int, ...],
-    asked: Asked,
+    target: Target,
     budget: int,
-    *,
-    crossing: bool,
 ) -> tuple[Program, Timeline]:
     """The schedule that was found as a program that aims at a budget, and what it does over time."""
-    program = with_in_place(graph, found.program, asked.able)
+    program = with_in_place(graph, found.program, target.able)
     program = with_joined(graph, program, costs.short) if costs.short else program
     if leaves:
         program = with_absences(
@@ -162,13 +147,11 @@ def _realised(
             program,
             leaves,
             budget,
-            workspace_bytes=costs.workspace_bytes,
-            seconds=costs.seconds,
-            short=costs.short,
-            link=asked.link,
-            crossing=crossing,
+            costs,
+            link=target.room.link,
+            crossing=target.request.crossing,
         )
-    return program, played(graph, costs, program, asked.link)
+    return program, played(graph, costs, program, target.room.link)
 
 
 def played(graph: Graph, costs: Costs, program: Program, link: Link | None) -> Timeline:

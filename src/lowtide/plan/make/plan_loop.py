@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,10 +22,10 @@ from lowtide.plan.program.instructions import Body, Instruction, Loop, Program, 
 from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.program.simple import kept_throughout, store_all
 from lowtide.plan.program.simulate import inside_bytes, simulate
-from lowtide.plan.recompute.portfolio import Progress
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Bound, HoldsFor, Plan, Side
 
-__all__ = ["Inside", "TileStep", "least_bytes", "plan_loop"]
+__all__ = ["Inside", "LoopedStep", "TileStep", "least_bytes", "plan_loop"]
 
 T = TypeVar("T")
 
@@ -75,83 +75,81 @@ class Inside:
     steps: Sequence[TileStep]
 
 
-def plan_loop(
-    graph: Graph,
-    costs: Costs,
-    boxes: Sequence[Rect],
-    which: Sequence[Sequence[int]],
-    steps: Sequence[TileStep],
-    budget: int,
-    plain: Side,
-    *,
-    cut: Sequence[str] = (),
-    end: str = "",
-    channels_last: bool = False,
-    whole: bool = True,
-    able: Collection[int] = (),
-    only: Collection[str],
-    link: Link | None = None,
-    beside_bytes: int = 0,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Plan:
-    """The plan for a step with loops, inside ``budget`` bytes.
+@dataclass(frozen=True, slots=True)
+class LoopedStep:
+    """A step with loops over tiles, and what is around them."""
 
-    ``which`` has for each loop the step of every box. ``costs`` are those of the operators around the loops,
-    ``plain`` what the untiled step takes. Tiles get what is left of the budget. Where the loops are not the
-    ``whole`` step, what is around them is planned: those that begin at ``cut`` tensors run plainly, so that
-    little is left to others. An InfeasibleError says that something does not fit. ``channels_last`` is how
-    tiles were cut (:class:`Loop`). Nothing is proven about how fast tiles can be: the bound is 0 seconds.
+    graph: Graph
+    costs: Costs
+    """Those of the operators around the loops."""
+    boxes: Sequence[Rect]
+    which: Sequence[Sequence[int]]
+    """For each loop the step of every box."""
+    steps: Sequence[TileStep]
+    able: frozenset[int] = frozenset()
+    """Operators around the loops that may run in place."""
+    cut: Sequence[str] = ()
+    """Tensors at which the loops begin."""
+    end: str = ""
+    """The tensor at which they end; the loss where there is none."""
+    channels_last: bool = False
+    """How images lie in memory inside tiles (:class:`Loop`)."""
+    whole: bool = True
+    """Whether the loops are the whole step."""
+
+    @property
+    def disturbed(self) -> int:
+        """How many operators were measured while the machine was busy."""
+        return self.costs.disturbed + sum(step.disturbed for step in self.steps)
+
+
+def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: DeviceRoom) -> Plan:
+    """The plan for a step with loops inside a budget in bytes; ``plain`` is what the untiled step takes.
+
+    Tiles get what is left of the budget. Where the loops are not the whole step, what is around them is
+    planned: those that begin at ``cut`` tensors run plainly, so that little is left to others. An
+    InfeasibleError says that something does not fit. Nothing is proven about how fast tiles can be: the bound
+    is 0 seconds.
     """
-    asked: dict[str, Any] = {"link": link, "beside_bytes": beside_bytes, "seed": seed, "progress": progress}
-    means = [one for one in only if one != "tile"]
+    graph, costs, which, steps = looped.graph, looped.costs, looped.which, looped.steps
+    budget, time_limit = request.budget.bytes or 1, request.limits.time_limit
+    plainly = request.without("tile")
     loops = [k for k, op in enumerate(graph.ops) if op.kind == LOOP]
     turns = Counter(k for one in which for k in one)
     programs: dict[int, Program] = {}
     plans: dict[int, Plan] = {}
-    there = _around(graph, costs, loops, able)
+    there = _around(graph, costs, loops, looped.able)
     left = {k: budget - live for live, one in zip(there, which, strict=True) for k in one}
     began, untried = time.monotonic(), turns.total()
     for k in sorted(range(len(steps)), key=lambda k: -_plain_peak(steps[k])):  # what may not fit comes first
         step = steps[k]
         share, untried = turns[k] / untried, untried - turns[k]
-        if not whole and (cut or _plain_peak(step) - Memory(step.graph).resident_bytes <= left[k]):
+        fits = _plain_peak(step) - Memory(step.graph).resident_bytes <= left[k]
+        if not looped.whole and (looped.cut or fits):
             programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
-        room = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
+        size = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
         now = max(_SHORTEST * time_limit, began + _BODIES * time_limit - time.monotonic())
-        more = {"able": step.able, "time_limit": share * now, **asked}
         if step.inside is None:
-            plan = make_plan(step.graph, step.costs, room, only=means, **more)
+            asked = replace(plainly, budget=size).within(share * now)
+            plan = make_plan(step.graph, step.costs, asked, room, able=step.able)
         else:
-            plan = _with_inner(step, step.inside, room, only, more)
+            asked = replace(request, budget=size).within(share * now)
+            plan = plan_loop(_with_inner(step, step.inside), Side(0, 0.0), asked, room)
         plans[k], programs[k] = plan, plan.program
         if plan.interrupted:  # the others still need a plan
             time_limit = 0.0
     bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
-    spent = [_seconds(body, link, step.issue) for body, step in zip(bodies, steps, strict=True)]
-    inside = [inside_bytes(body) for body in bodies]
-    seconds, workspace = costs.seconds, costs.workspace_bytes
-    lines: dict[int, Loop] = {}
-    for loop, one in zip(loops, which, strict=True):
-        seconds = _with(seconds, loop, sum(spent[k] for k in one))
-        workspace = _with(workspace, loop, max(inside[k] for k in one))
-        tiles = tuple(Tile(k, box) for k, box in zip(one, boxes, strict=True))
-        lines[loop] = Loop(loop, tiles=tiles, cut=tuple(cut), end=end, channels_last=channels_last)
-    _refuse_large(graph, loops, workspace, budget - beside_bytes)
-    disturbed = costs.disturbed + sum(step.disturbed for step in steps)
-    summed = Costs(seconds, workspace, steps[0].costs.origin, short=costs.short, disturbed=disturbed)
+    summed, lines = _with_bodies(looped, loops, bodies, room.link)
+    _refuse_large(graph, loops, summed.workspace_bytes, budget - room.outside_bytes)
     around = max((1 - _BODIES) * time_limit, began + time_limit - time.monotonic())
     outer = make_plan(
         graph,
         summed,
-        Budget(bytes=budget),
-        able=able,
-        only=means,
-        time_limit=around,
+        plainly.within(around),
+        room,
+        able=looped.able,
         turned=partial(_with_loops, loops=lines, bodies=bodies),
-        **asked,
     )
     planned = outer.predicted.seconds
     told = plans.get(Counter(which[-1]).most_common(1)[0][0], outer)
@@ -162,11 +160,31 @@ def plan_loop(
         bound=Bound(0.0, -1.0, HoldsFor.NOTHING),
         gap=1.0,
         smallest_budget_bytes=min(outer.predicted.peak_bytes, outer.smallest_budget_bytes),
-        decisions=msgspec.structs.replace(told.decisions, tiles=len(boxes)),
-        method=f"{len(boxes)} tiles, {told.method}",
-        only=tuple(only),
+        decisions=msgspec.structs.replace(told.decisions, tiles=len(looped.boxes)),
+        method=f"{len(looped.boxes)} tiles, {told.method}",
+        only=request.methods,
         interrupted=outer.interrupted or any(plan.interrupted for plan in plans.values()),
     )
+
+
+def _with_bodies(
+    looped: LoopedStep, loops: Sequence[int], bodies: Sequence[Body], link: Link | None
+) -> tuple[Costs, dict[int, Loop]]:
+    """What operators take once loops take what their bodies do, and the instructions of the loops."""
+    steps = looped.steps
+    spent = [_seconds(body, link, step.issue) for body, step in zip(bodies, steps, strict=True)]
+    inside = [inside_bytes(body) for body in bodies]
+    seconds, workspace = looped.costs.seconds, looped.costs.workspace_bytes
+    lines: dict[int, Loop] = {}
+    for loop, one in zip(loops, looped.which, strict=True):
+        seconds = _with(seconds, loop, sum(spent[k] for k in one))
+        workspace = _with(workspace, loop, max(inside[k] for k in one))
+        tiles = tuple(Tile(k, box) for k, box in zip(one, looped.boxes, strict=True))
+        lines[loop] = Loop(
+            loop, tiles=tiles, cut=tuple(looped.cut), end=looped.end, channels_last=looped.channels_last
+        )
+    origin, short = steps[0].costs.origin, looped.costs.short
+    return Costs(seconds, workspace, origin, short=short, disturbed=looped.disturbed), lines
 
 
 def least_bytes(graph: Graph) -> int:
@@ -178,20 +196,17 @@ def least_bytes(graph: Graph) -> int:
     return sum(min(size, graph.tensors[t].bytes) for t, size in held.items())
 
 
-def _with_inner(step: TileStep, inner: Inside, room: Budget, only: Collection[str], more: Any) -> Plan:
-    """The plan for the step of a tile that has loops inside."""
-    return plan_loop(
+def _with_inner(step: TileStep, inner: Inside) -> LoopedStep:
+    """The step of a tile that has loops inside."""
+    return LoopedStep(
         step.graph,
         step.costs,
         inner.boxes,
         inner.which,
         inner.steps,
-        room.bytes or 1,
-        Side(0, 0.0),
+        able=step.able,
         end=inner.end,
         whole=False,
-        only=only,
-        **more,
     )
 
 

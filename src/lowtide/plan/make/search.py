@@ -16,13 +16,14 @@ from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.schedule import Event
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.recompute.found import Found
-from lowtide.plan.recompute.portfolio import Progress, recompute
+from lowtide.plan.recompute.portfolio import recompute
 from lowtide.plan.recompute.refusal import refusal
 from lowtide.plan.recompute.smallest_budget import smallest_budget
+from lowtide.plan.request import Limits
 
-__all__ = ["Found", "Link", "Progress", "search"]
+__all__ = ["search"]
 
-_MEANS = frozenset({"recompute", "offload"})
+_METHODS = frozenset({"recompute", "offload"})
 _LOWEST = 0.2
 """Of the time limit, for the lowest peak where nothing is found with offload."""
 _LAST = 0.1
@@ -32,57 +33,40 @@ _LAST = 0.1
 def search(
     problem: Problem,
     budget: int,
+    limits: Limits,
     *,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    progress: Progress | None = None,
-    only: Collection[str] = frozenset({"recompute"}),
+    methods: Collection[str] = ("recompute",),
     link: Link | None = None,
     starts: Iterable[Iterable[Event]] = (),
     others: Sequence[Sequence[int]] = (),
 ) -> Found:
     """The fastest plan found inside ``budget`` bytes; an InfeasibleError names a budget that works.
 
-    What is proven of it holds for every valid program that uses these means, in any order of the operators.
+    What is proven of it holds for every valid program that uses these methods, in any order of the operators.
 
-    ``only`` says which means a plan may use: recompute, offload, or both; offload needs the ``link`` to the
-    host. ``starts`` are schedules known already, as from another budget; ``others`` other orders of the
-    operators, tried where time is left. An interrupt (Ctrl-C) ends the search and gives the best plan so far,
-    if there is one.
+    ``methods`` are recompute, offload, or both; offload needs the ``link`` to the host. ``starts`` are
+    schedules known already, as from another budget; ``others`` other orders of the operators, tried where
+    time is left. An interrupt (Ctrl-C) ends the search and gives the best plan so far, if there is one.
     """
-    unknown = sorted(set(only) - _MEANS)
-    if unknown or not only:
+    unknown = sorted(set(methods) - _METHODS)
+    if unknown or not methods:
         raise PlanError(f"a plan may use recompute, offload or both, not {', '.join(unknown) or 'nothing'}")
-    if "recompute" not in only:
+    if "recompute" not in methods:
         never = (False,) * len(problem.ops)
         problem = replace(problem, asked=never, again=never)
     relaxation = relax(problem)
-    if "offload" not in only:
-        return recompute(
-            problem,
-            budget,
-            relaxation,
-            time_limit=time_limit,
-            seed=seed,
-            progress=progress,
-            starts=starts,
-            others=others,
-        )
+    if "offload" not in methods:
+        return recompute(problem, budget, relaxation, limits, starts=starts, others=others)
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
     floor = smallest_conceivable(relaxation, offload=True)
-    best, bound, proven = with_offload(
-        problem, budget, link, relaxation, time_limit=time_limit, seed=seed, progress=progress
-    )
+    best, bound, proven = with_offload(problem, budget, link, relaxation, limits)
     if best is not None:
         return replace(best, floor=floor)
-    known = smallest_budget(
-        problem, time_limit=_LOWEST * time_limit, seed=seed, effort=time_limit, enough=budget
-    )
+    seconds, seed = limits.time_limit, limits.seed
+    known = smallest_budget(problem, time_limit=_LOWEST * seconds, seed=seed, effort=seconds, enough=budget)
     if known.budget > budget:
         raise refusal(budget, known, floor=floor, proven=proven or budget < floor)
-    last = recompute(
-        problem, budget, relaxation, time_limit=_LAST * time_limit, seed=seed, starts=[known.events]
-    )
+    last = recompute(problem, budget, relaxation, Limits(_LAST * seconds, seed), starts=[known.events])
     # its own bound is that of recomputation alone
     return replace(last, bound=min(bound, last.cost), floor=floor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -11,8 +12,8 @@ from lowtide.errors import InfeasibleError
 from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Decisions, HoldsFor, Plan, Side
 
 __all__ = ["SHARES", "Point", "Sweep", "sweep"]
@@ -65,13 +66,12 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def sweep(
     graph: Graph,
     costs: Costs,
+    request: PlanRequest,
+    room: DeviceRoom,
     *,
     shares: Sequence[float] = SHARES,
     able: Collection[int] = (),
-    link: Link | None = None,
-    beside_bytes: int = 0,
     progress: Callable[[str], None] = lambda _: None,
-    **options: Any,
 ) -> Sweep:
     """Plans for shares of the plain peak, down to the smallest that works.
 
@@ -85,9 +85,7 @@ def sweep(
     interrupted = False
 
     def plan_for(budget: Budget) -> None:
-        plans.append(
-            make_plan(graph, costs, budget, able=able, link=link, beside_bytes=beside_bytes, **options)
-        )
+        plans.append(make_plan(graph, costs, replace(request, budget=budget), room, able=able))
         if plans[-1].interrupted:  # the best for this budget, and no more budgets
             raise KeyboardInterrupt
 

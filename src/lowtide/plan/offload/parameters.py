@@ -10,36 +10,21 @@ gets as many absences as the budget asks for, each as short as the budget allows
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from lowtide.errors import PlanError
-from lowtide.graph import Graph, Role
+from lowtide.graph import Graph
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Instruction, Program, Run, Send
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.simulate import simulate
-from lowtide.suggest import did_you_mean
+from lowtide.plan.request import MOVABLE
 
-__all__ = ["MOVABLE", "movable", "parse_offload", "streamed", "with_absences"]
-
-MOVABLE = {"parameters": Role.PARAMETER, "optimizer": Role.OPTIMIZER}
-"""What a user may allow to leave the device besides activations."""
-
-
-def parse_offload(value: object) -> tuple[str, ...]:
-    """What may leave, from ``"parameters,optimizer"`` or a list of such words."""
-    listed = value.split(",") if isinstance(value, str) else value
-    words = list(listed) if isinstance(listed, list | tuple | set | frozenset) else [listed]
-    found = [word.strip() if isinstance(word, str) else word for word in words if word not in (None, "")]
-    for word in found:
-        if word not in MOVABLE:
-            near = did_you_mean(str(word), MOVABLE)
-            raise PlanError(f"offload: there is no {word!r}; known: {', '.join(MOVABLE)}.{near}")
-    return tuple(name for name in MOVABLE if name in found)
+__all__ = ["movable", "streamed", "with_absences"]
 
 
 def movable(graph: Graph, offload: Collection[str], pinned: Collection[int] = ()) -> tuple[int, ...]:
@@ -95,10 +80,8 @@ def with_absences(
     program: Program,
     leaves: Collection[int],
     budget: int,
+    costs: Costs,
     *,
-    workspace_bytes: Sequence[int] = (),
-    seconds: Sequence[float] = (),
-    short: Mapping[int, float] | None = None,
     link: Link | None = None,
     crossing: bool = True,
 ) -> Program:
@@ -107,7 +90,12 @@ def with_absences(
     Without ``crossing`` every leaf is on the device between forward and backward.
     """
     timeline = simulate(
-        graph, program, workspace_bytes=workspace_bytes, seconds=seconds, short=short, link=link
+        graph,
+        program,
+        workspace_bytes=costs.workspace_bytes,
+        seconds=costs.seconds,
+        short=costs.short,
+        link=link,
     )
     runs = [line for line in program.instructions if isinstance(line, Run)]
     forward = sum(isinstance(line, Run) for line in program.forward)

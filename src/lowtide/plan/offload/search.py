@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 
-from lowtide.plan.bounds.cut import solve_cuts
+from lowtide.plan.bounds.cut import CutProblem, Effort, solve_cuts
 from lowtide.plan.bounds.lower_bounds import chained
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.repeated_blocks import shared
@@ -25,7 +25,8 @@ from lowtide.plan.problem.schedule import Event, evaluate, order
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.found import Found
-from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, Progress, recompute_or_none
+from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, recompute_or_none
+from lowtide.plan.request import Limits
 
 __all__ = ["with_offload"]
 
@@ -67,14 +68,13 @@ class _Away:
         budget: int,
         link: Link,
         relaxation: Relaxation,
-        time_limit: float,
-        seed: int,
-        progress: Progress | None,
+        limits: Limits,
     ) -> None:
         self.problem, self.budget, self.link = problem, budget, link
         self.relaxation = relaxation
         self.careful = slowed(link, _CAREFUL)
-        self.time_limit, self.seed, self.progress = time_limit, seed, progress
+        time_limit = limits.time_limit
+        self.time_limit, self.seed, self.progress = time_limit, limits.seed, limits.progress
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
         self.recomputing = any(problem.again)
@@ -139,15 +139,9 @@ class _Away:
                     break
                 share = 0.15 if self.bound else 0.3
                 seconds = max(0.2, min(self.left(), self.time_limit * share))
-                result = solve_cuts(
-                    self.problem,
-                    self.budget,
-                    sorted(cuts),
-                    nodes=500,
-                    seconds=seconds,
-                    link=link,
-                    relaxation=self.relaxation if link is self.link else None,
-                )
+                proof = self.relaxation if link is self.link else None
+                asked = CutProblem(self.problem, self.budget, cuts, link=link, relaxation=proof)
+                result = solve_cuts(asked, Effort(500, seconds))
                 if not result.feasible:
                     self.impossible = self.best is None and link is self.link
                     break
@@ -172,16 +166,8 @@ class _Away:
             if self.done() or self.left() < until:
                 break
             seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
-            result = solve_cuts(
-                self.problem,
-                self.budget,
-                [self.plain.peak_at],
-                nodes=100,
-                seconds=seconds,
-                slack=_SLACK,
-                link=self.careful,
-                ties=ties,
-            )
+            asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
+            result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
             if result.events is not None:
                 self.attempt(result.away, result.events)
 
@@ -189,9 +175,9 @@ class _Away:
         """What goes to the host, and what runs again: by cut programs, then first made."""
         for share, part in _TRIES:
             slower = slowed(self.link, share)
-            budget, cuts = max(1, int(self.budget * part)), sorted(self.cuts)
+            asked = CutProblem(self.problem, max(1, int(self.budget * part)), self.cuts, link=slower)
             seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
-            result = solve_cuts(self.problem, budget, cuts, nodes=200, seconds=seconds, link=slower)
+            result = solve_cuts(asked, Effort(200, seconds))
             yield result.away, result.events or ()
         peak = max(self.cuts, key=self.plain.live.__getitem__)
         for share in () if self.recomputing else _ALONE:
@@ -309,13 +295,10 @@ def with_offload(
     budget: int,
     link: Link,
     relaxation: Relaxation,
-    *,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    progress: Progress | None = None,
+    limits: Limits,
 ) -> tuple[Found | None, int, bool]:
     """The best plan found; the bound; where there is no plan, whether it is proven that none exists."""
-    search = _Away(problem, budget, link, relaxation, time_limit, seed, progress)
+    search = _Away(problem, budget, link, relaxation, limits)
     try:
         search.work()
     except KeyboardInterrupt:

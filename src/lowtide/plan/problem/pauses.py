@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TypeVar
 
 from lowtide.plan.problem.problem import Problem
@@ -81,7 +82,7 @@ def as_events(problem: Problem, runs: Sequence[int]) -> tuple[Problem, frozenset
         else:
             blocks[-1][-1].append(op)
     paused = with_pauses(problem, counts)
-    real = [k for k, op in enumerate(paused.ops) if op >= 0]
+    real = [k + pauses for k, pauses in enumerate(accumulate(counts))]
     events: set[Event] = set()
     for instant, parts in enumerate(blocks[: len(problem.ops)]):
         for back, part in enumerate(reversed(parts)):

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from lowtide.errors import InfeasibleError
-from lowtide.plan.bounds.cut import CutResult, Ties, solve_cuts
+from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, Ties, solve_cuts
 from lowtide.plan.bounds.lower_bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.repeated_blocks import shared
@@ -41,9 +41,10 @@ from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
 from lowtide.plan.recompute.refusal import refusal
 from lowtide.plan.recompute.smallest_budget import Smallest, lowest_in_order, smallest_budget
-from lowtide.plan.recompute.state import RESERVE, SLACK, Progress, State
+from lowtide.plan.recompute.state import RESERVE, SLACK, State
+from lowtide.plan.request import Limits
 
-__all__ = ["REUSED_A_SECOND", "Progress", "recompute", "recompute_or_none"]
+__all__ = ["REUSED_A_SECOND", "recompute", "recompute_or_none"]
 
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
@@ -77,10 +78,8 @@ def recompute(
     problem: Problem,
     budget: int,
     relaxation: Relaxation,
+    limits: Limits,
     *,
-    time_limit: float = 10.0,
-    seed: int = 0,
-    progress: Progress | None = None,
     starts: Iterable[Iterable[Event]] = (),
     others: Sequence[Sequence[int]] = (),
 ) -> Found:
@@ -88,7 +87,7 @@ def recompute(
 
     ``others`` are other orders of the problem's operators, to be tried where time is left.
     """
-    run = _Search(problem, budget, time_limit, seed, progress, relaxation).searched(starts, others)
+    run = _Search(problem, budget, limits, relaxation).searched(starts, others)
     if run.best is None and not run.impossible and budget >= run.floor:
         run.at_the_limit()
     return run.found()
@@ -108,8 +107,8 @@ def recompute_or_none(
     As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
     The bound holds for that order alone.
     """
-    limit = min(effort, max(left, 0.2))
-    run = _Search(problem, budget, limit, seed, None, None, effort=effort).searched(starts)
+    limits = Limits(min(effort, max(left, 0.2)), seed)
+    run = _Search(problem, budget, limits, None, effort=effort).searched(starts)
     return None if run.best is None else run.found()
 
 
@@ -224,9 +223,8 @@ class _Search(State):
         """A schedule with one choice for the copies of repeated blocks, in a share of the time limit."""
         seconds = max(0.0, min(self.left(), share * self.time_limit))
         cut, slack = self.plain.peak_at, 5 * SLACK
-        result = solve_cuts(
-            self.problem, self.budget, [cut], nodes=100, seconds=seconds, slack=slack, ties=ties
-        )
+        asked = CutProblem(self.problem, self.budget, [cut])
+        result = solve_cuts(asked, Effort(100, seconds, slack), ties=ties)
         if result.events is None:
             return None
         outcome = evaluate(self.problem, result.events)
@@ -257,12 +255,9 @@ class _Search(State):
             left = min(self.left(), end - time.monotonic())
             if self.done() or left <= 0:
                 break
-            result = cuts.solve(
-                nodes=2_000 if self.large else 20_000,
-                seconds=left,
-                slack=SLACK / 2 if self.large else 0.0,
-                start=None if self.best is None or self.there is not None else self.best.events,
-            )
+            effort = Effort(2_000, left, SLACK / 2) if self.large else Effort(20_000, left)
+            known = self.best is not None and self.there is None
+            result = cuts.solve(effort, start=self.best.events if known and self.best else None)
             if not result.feasible:
                 self.impossible = True
                 break
@@ -281,15 +276,8 @@ class _Search(State):
     def in_turn(self, cuts: Cuts, seconds: float) -> list[Outcome]:
         """The schedule of the cut program with the operators in the problem's order."""
         nodes, slack = (500, SLACK) if self.large else (5_000, 0.0)
-        result = solve_cuts(
-            self.problem,
-            self.budget,
-            sorted(cuts.cuts),
-            nodes=nodes,
-            seconds=max(0.1, seconds),
-            slack=slack,
-            heavy=cuts.heavy,
-        )
+        asked = CutProblem(self.problem, self.budget, cuts.cuts, cuts.heavy)
+        result = solve_cuts(asked, Effort(nodes, max(0.1, seconds), slack))
         if result.events is None:
             return []
         outcome = evaluate(self.problem, result.events)

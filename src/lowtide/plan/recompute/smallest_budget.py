@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.plan.problem.problem import Problem, median_time
 from lowtide.plan.problem.schedule import Event, Outcome, evaluate
-from lowtide.plan.recompute.annealing.kernel import Annealer
+from lowtide.plan.recompute.annealing.kernel import Annealer, Cooling
 from lowtide.plan.recompute.greedy import greedy
 
 __all__ = ["Smallest", "lowest_in_order", "smallest_budget"]
@@ -87,16 +87,8 @@ def _aim(
     shift = max(0, sum(max(0, x - budget) for x in start.live).bit_length() - 22)
     problem = annealer.problem
     unit = max(1, problem.total_time // 512) if bold else median_time(problem)
-    result = annealer.round(
-        start.events,
-        budget,
-        moves=moves,
-        seed=seed,
-        hot=unit * 4,
-        cold=unit / 8,
-        weight=max(16, unit * 64),
-        shift=shift,
-    )
+    cooling = Cooling(unit * 4, unit / 8, max(16, unit * 64), shift)
+    result = annealer.round(start.events, budget, cooling, moves=moves, seed=seed)
     return None if result.best is None else evaluate(problem, result.best)
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.problem.problem import Problem, median_time
 from lowtide.plan.problem.schedule import Outcome, evaluate
+from lowtide.plan.request import Limits
 
-__all__ = ["LARGE", "RESERVE", "SLACK", "Progress", "State"]
-
-Progress = Callable[[float, float | None, float, float | None], None]
-"""Called with seconds so far, best overhead (or None), bound, and gap; overheads in seconds of the step."""
+__all__ = ["LARGE", "RESERVE", "SLACK", "State"]
 
 LARGE = 300
 """From so many operators on, a search may leave a little open."""
@@ -33,9 +30,7 @@ class State:
 
     problem: Problem
     budget: int
-    time_limit: float
-    seed: int
-    progress: Progress | None
+    limits: Limits
     relaxation: Relaxation | None
     """What bounds are proven with; None: schedules keep the problem's order, and bounds are for those."""
     effort: float = 0.0
@@ -55,6 +50,7 @@ class State:
         self.plain = evaluate(self.problem, ())
         self.median = median_time(self.problem)
         self.large = len(self.problem.ops) >= LARGE
+        self.time_limit, self.seed = self.limits.time_limit, self.limits.seed
 
     def offer(self, outcome: Outcome, method: str, there: Problem | None = None) -> None:
         """Take a schedule as the best if it is; ``there`` is its problem, where that is another."""
@@ -65,13 +61,13 @@ class State:
 
     def report(self) -> None:
         """Tell whoever watches."""
-        if self.progress is None:
+        if self.limits.progress is None:
             return
         best = None if self.best is None else self.problem.seconds(self.best.cost)
         bound = self.problem.seconds(self.bound)
         total = self.problem.seconds(self.problem.total_time)
         gap = None if best is None or not total else max(0.0, best - bound) / (total + best)
-        self.progress(time.monotonic() - self.began, best, bound, gap)
+        self.limits.progress(time.monotonic() - self.began, best, bound, gap)
 
     def left(self) -> float:
         """Seconds to the deadline."""

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
-from lowtide.plan.offload.parameters import MOVABLE
 from lowtide.plan.program.instructions import Body, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import Memory, allocated_bytes
-from lowtide.plan.result.plan import HoldsFor, Plan, by_means
+from lowtide.plan.request import MOVABLE
+from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_seconds
 
@@ -61,7 +61,7 @@ def _proof(plan: Plan) -> str:
         return "none: the plan does not say which programs its bound holds for; plan again"
     proof = "proven optimal" if plan.gap <= 0 else f"at most {plan.gap:.1%} of the step left to gain"
     least = plan.bound.overhead if abs(plan.bound.overhead) > 5e-4 else 0.0  # no minus before a zero
-    return f"{least:+.1%}, {proof} {by_means(plan.only)}, {scope.words}"
+    return f"{least:+.1%}, {proof} {by_methods(plan.only)}, {scope.words}"
 
 
 def _tiles(plan: Plan) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from lowtide.errors import InfeasibleError
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.problem.lower import lower
@@ -11,8 +9,9 @@ from lowtide.plan.problem.problem import Problem
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
+from lowtide.plan.request import Target
 from lowtide.plan.result.explain import at_peak
-from lowtide.plan.result.plan import HoldsFor, by_means
+from lowtide.plan.result.plan import HoldsFor, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 
@@ -25,35 +24,30 @@ _SECONDS = 2.0
 def explained(
     problem: Problem,
     error: InfeasibleError,
-    budget: int,
-    beside: int,
-    able: Collection[int],
-    *,
-    tiled: bool,
-    time_limit: float,
+    target: Target,
     holds_for: HoldsFor,
-    only: Collection[str],
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
-    What is proven is so for the programs that ``holds_for`` names, by the means of ``only``. Where the error
-    does not know that plan, to look for it takes half of the time limit at most. ``tiled`` says that tiles
-    are tried besides: they are no advice then, and may need less.
+    What is proven is so for the programs that ``holds_for`` names, by the methods of the ``target``. Where
+    the error does not know that plan, to look for it takes half of the time limit at most. Where tiles are
+    tried besides, they are no advice, and may need less.
     """
-    graph = problem.graph
+    graph, budget, beside = problem.graph, target.budget, target.room.outside_bytes
+    tiled, time_limit = target.request.tiles, target.request.limits.time_limit
     smallest = error.known
     if not isinstance(smallest, Smallest):
         smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
     known = error.smallest_budget + beside
     floor = max(error.floor + beside, budget + 1 if error.proven else 0)
-    program = with_in_place(graph, lower(smallest.problem, smallest.events), able)
+    program = with_in_place(graph, lower(smallest.problem, smallest.events), target.able)
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes) {by_means(only)}; {'without tiles ' if tiled else ''}the smallest budget with a "
-        f"known plan is {format_bytes(known)} ({known} bytes), and none exists below {format_bytes(floor)} "
-        f"({floor} bytes), {holds_for.words}",
+        f"({budget} bytes) {by_methods(target.methods)}; {'without tiles ' if tiled else ''}the smallest "
+        f"budget with a known plan is {format_bytes(known)} ({known} bytes), and none exists below "
+        f"{format_bytes(floor)} ({floor} bytes), {holds_for.words}",
         "live at its peak:",
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
     ]
@@ -61,7 +55,7 @@ def explained(
         lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
     for size, label, place in rows[:_ROWS]:
         lines.append(printable(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}"))
-    tiles = "" if tiled else "tiles (`tile` among the means, of a PyTorch step), "
+    tiles = "" if tiled else "tiles (`tile` among the methods, of a PyTorch step), "
     lines.append(f"what would help: {tiles}a smaller batch or image, half precision")
     return InfeasibleError(
         "\n".join(lines),

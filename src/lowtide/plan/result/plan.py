@@ -12,7 +12,7 @@ from lowtide.graph import Graph
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.instructions import Program
 
-__all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side", "by_means"]
+__all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side", "by_methods"]
 
 
 class HoldsFor(str, enum.Enum):
@@ -39,7 +39,7 @@ _WORDS = {
 _MEANS = {"recompute": "recomputation", "offload": "offload"}
 
 
-def by_means(only: Collection[str]) -> str:
+def by_methods(only: Collection[str]) -> str:
     """The means that a proof counts with, in words; nothing is proven of tiles."""
     return "by " + " and ".join(word for name, word in _MEANS.items() if name in only)
 

@@ -9,8 +9,8 @@ from lowtide.graph import Graph
 from lowtide.plan.check.checker import Checked, check
 from lowtide.plan.check.graph import sound
 from lowtide.plan.check.rules import Rule, broken
-from lowtide.plan.offload.parameters import MOVABLE
 from lowtide.plan.program.instructions import Loop, Program, Run, Send
+from lowtide.plan.request import MOVABLE
 from lowtide.plan.result.figures import Contradiction, contradictions
 from lowtide.plan.result.plan import Plan
 

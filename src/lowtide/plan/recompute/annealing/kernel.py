@@ -20,12 +20,23 @@ try:
 except ImportError:  # no compiler where it was installed: slower, same plans
     from lowtide.plan.recompute.annealing.kernel_python import anneal as _kernel
 
-__all__ = ["COMPILED", "Annealer", "Round"]
+__all__ = ["COMPILED", "Annealer", "Cooling", "Round"]
 
 COMPILED = _kernel.__module__ != "lowtide.plan.recompute.annealing.kernel_python"
 
 _LOGARITHMS = [round(-log((k + 0.5) / 1024) * 65536) for k in range(1024)]
 _TEMPERATURES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """How a round of annealing cools down, and what bytes over the budget cost meanwhile."""
+
+    hot: float
+    cold: float
+    """In units of time, as ``hot``."""
+    weight: int = 1 << 16
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +68,21 @@ class Annealer:
         self,
         start: Iterable[Event],
         budget: int,
+        cooling: Cooling,
         *,
         moves: int,
         seed: int,
-        hot: float,
-        cold: float,
-        weight: int = 1 << 16,
-        shift: int = 0,
         known: int | None = None,
     ) -> Round:
-        """Try so many moves, cooling from ``hot`` to ``cold`` (in units of time)."""
+        """Try so many moves; ``known`` is the cost of a schedule that is there already."""
+        hot, cold = cooling.hot, cooling.cold
         n = len(self.problem.ops)
         ratio = (cold / hot) ** (1 / (_TEMPERATURES - 1)) if hot > 0 else 1.0
         heats = [max(0, round(hot * ratio**k)) for k in range(_TEMPERATURES)]
         least = (1 << 62) if known is None else known
-        settings = array("q", [budget, moves, seed, weight, shift, least, *heats, *_LOGARITHMS])
+        settings = array(
+            "q", [budget, moves, seed, cooling.weight, cooling.shift, least, *heats, *_LOGARITHMS]
+        )
         keys = array("q", [t * n + v for t, v in sorted(start)])
         best, last, figures = _kernel(self._packed, keys.tobytes(), settings.tobytes())
         cost, last_cost, excess, weight, accepted, _ = array("q", figures)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.schedule import Event, Outcome, evaluate
-from lowtide.plan.recompute.annealing.kernel import Annealer
+from lowtide.plan.recompute.annealing.kernel import Annealer, Cooling
 from lowtide.plan.recompute.state import State
 
 __all__ = ["Line", "anneal", "anneal_round", "moves_of"]
@@ -80,12 +80,9 @@ def anneal_round(
         result = line.annealer.round(
             events,
             state.budget,
+            Cooling(high, high * ratio, weight, shift),
             moves=moves // pieces,
             seed=seed * 64 + piece,
-            hot=high,
-            cold=high * ratio,
-            weight=weight,
-            shift=shift,
             known=None if state.best is None else state.best.cost,
         )
         events, weight, excess, cost = result.last, result.weight, result.excess, result.last_cost
