@@ -32,9 +32,9 @@ def layers(graph: Graph, kind: str) -> list[Op]:
         return [op for op in ops if op.kind == kind]
     ours = [op for op in ops if op.kind == SAME[kind]]
     if SAME[kind] == "aten.convolution":  # the seventh argument says whether it is transposed
-        return [op for op in ours if op.attributes["arguments"][6] == (kind == "Deconvolution2DFunction")]
+        return [op for op in ours if op.arguments[6] == (kind == "Deconvolution2DFunction")]
     if kind == "GetItem":  # rows, then columns: the second slice is the crop
-        return [op for op in ours if op.attributes["arguments"][1] == 3]
+        return [op for op in ours if op.arguments[1] == 3]
     return ours
 
 

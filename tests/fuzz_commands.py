@@ -98,7 +98,7 @@ def _cache_files(folder: Path) -> dict[str, Path]:
 
 
 def _odd_calls(rng: random.Random, data: bytes) -> bytes:
-    """Operators of other kinds, and numbers in arguments, strides, shapes and attributes replaced."""
+    """Operators of other kinds, and numbers in arguments, strides, shapes and other fields replaced."""
     root = json.loads(data)
     graph = root["step"]["graph"]
     for _ in range(rng.choice([1, 1, 2, 5])):
@@ -113,14 +113,14 @@ def _odd_calls(rng: random.Random, data: bytes) -> bytes:
             tensor["shape"] = shape
         elif how == 2:
             name = rng.choice(["returned", "updated", "updated_early"])
-            graph.setdefault("attributes", {})[name] = rng.choice([*_VALUES, [10**6], [-1]])
+            graph[name] = rng.choice([*_VALUES, [10**6], [-1]])
         elif how == 3:
             name = rng.choice(
                 ["arguments", "options", "strides", "updates", "short", "overload", "differentiates"]
             )
-            op.setdefault("attributes", {})[name] = rng.choice([*_VALUES, [3, 4], ["a"]])
+            op[name] = rng.choice([*_VALUES, [3, 4], ["a"]])
         else:
-            given = op.get("attributes", {}).get("arguments")
+            given = op.get("arguments")
             if not isinstance(given, list) or not given:
                 continue
             place = rng.randrange(len(given))

@@ -60,13 +60,13 @@ class Copy:
 
 def updated_by(op):
     found = [t for t in op.outputs if t in op.inputs]
-    found += [op.inputs[k] for k in op.attributes.get("updates", ())]
+    found += [op.inputs[k] for k in op.updates]
     return list(dict.fromkeys(found + (list(op.inputs[:1]) if op.kind == "lowtide.accumulate" else [])))
 
 
 def in_passing(op):
     """Inputs that the first run updates, and whose values its results do not depend on: running statistics."""
-    return {op.inputs[k] for k in op.attributes.get("updates", ())} - set(op.outputs)
+    return {op.inputs[k] for k in op.updates} - set(op.outputs)
 
 
 @dataclass
@@ -77,12 +77,12 @@ class Device:
 
     def draw(self, op):
         """Numbers that an operator draws; one that nobody knows draws from everywhere."""
-        if op.attributes.get("once"):
+        if op.once:
             before = tuple(sorted(self.drawn.items()))
             for name in ("any", "cpu", "cuda:0", "cuda:1"):
                 self.drawn[name] = self.drawn.get(name, 0) + 1
             return before
-        if op.attributes.get("random"):
+        if op.random:
             where = op.device or "cpu"
             self.drawn[where] = self.drawn.get(where, 0) + 1
             return where, self.drawn[where], self.drawn.get("any", 0)
@@ -102,7 +102,7 @@ class Step:
         self.graph, self.device, self.inside = graph, device, inside
         self.root = graph.storages()
         made = {t for op in graph.ops for t in op.outputs}
-        updated = {self.root[t] for t in graph.attributes.get("updated", ())}
+        updated = {self.root[t] for t in graph.updated}
         late = {self.root[t] for op in graph.ops if op.phase is not Phase.FORWARD for t in updated_by(op)}
         self.changed = updated | {self.root[t] for op in graph.ops for t in updated_by(op)}
         self.leaves, self.given = [], []
@@ -122,7 +122,7 @@ class Step:
             t for t in self.leaves
             if inside is None and t not in late and (t in updated or graph.tensors[t].role is Role.BUFFER)
         }  # fmt: skip
-        self.returned = tuple(graph.attributes.get("returned", ()))
+        self.returned = tuple(graph.returned)
         self.gradients = [
             t for t, one in enumerate(graph.tensors)
             if one.gradient_of is not None and graph.tensors[one.gradient_of].role in RESIDENT_ROLES
@@ -245,7 +245,7 @@ class Playing(Step):
             raise WrongError("a leaf is away at the end")
         missing = [
             op.id for k, op in enumerate(self.graph.ops)
-            if k not in self.ran and (updated_by(op) or op.attributes.get("random") or op.attributes.get("once"))
+            if k not in self.ran and (updated_by(op) or op.random or op.once)
         ]  # fmt: skip
         if missing:
             raise WrongError(f"never runs {missing}")
@@ -291,7 +291,7 @@ class Playing(Step):
         if line.short:
             self.short(place, line, op, again)
             return
-        if again and (op.attributes.get("once") or set(op.inputs) & set(op.outputs) or not op.outputs):
+        if again and (op.once or set(op.inputs) & set(op.outputs) or not op.outputs):
             raise WrongError("changes again")
         for other in op.after:
             if other < k and other not in self.ran and self.graph.ops[other].outputs:
@@ -332,7 +332,7 @@ class Playing(Step):
         return source.storage
 
     def short(self, place, line, op, again):
-        k, saved = line.op, op.attributes.get("short", ())
+        k, saved = line.op, op.short
         if op.kind in JOINED and k in self.joined:
             self.joined.discard(k)
             return
@@ -398,7 +398,7 @@ class Playing(Step):
         self.results = {t: self.value(t) for t in self.returned} if self.inside is None else {}
         self.shown = {t: self.table[t] for t in self.returned} if self.inside is None else {}
         for k, op in enumerate(self.graph.ops):
-            drawn = op.attributes.get("random") or op.attributes.get("once") or updated_by(op)
+            drawn = op.random or op.once or updated_by(op)
             if op.phase is Phase.FORWARD and k not in self.ran and drawn:
                 raise WrongError("forward leaves something undone")
         self.hand_over()
@@ -425,7 +425,7 @@ class Bodies:
         return hash(frozenset(found))
 
     def played(self, step, line, values, device):
-        axes = step.graph.ops[line.op].attributes.get("axes", ())
+        axes = step.graph.ops[line.op].axes
         refuse_boxes(line.tiles, axes, len(self.bodies))
         found = set()
         for tile in line.tiles:

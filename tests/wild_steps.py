@@ -26,8 +26,8 @@ class _Wild:
         self.draw = random.Random(f"wild {seed}")
         graph, self.seconds, self.workspace, self.able = random_step(seed, forward)
         self.tensors, self.ops = list(graph.tensors), list(graph.ops)
-        self.attributes = dict(graph.attributes)
-        self.updated = list(self.attributes.get("updated", ()))
+        self.returned = graph.returned
+        self.updated = list(self.updated)
         self.early = []
 
     def of(self, phase):
@@ -42,8 +42,8 @@ class _Wild:
     def change(self, k, **changes):
         self.ops[k] = replace(self.ops[k], **changes)
 
-    def mark(self, k, **attributes):
-        self.change(k, attributes=self.ops[k].attributes | attributes)
+    def mark(self, k, **fields):
+        self.change(k, **fields)
 
     def insert(self, at, op, seconds=1.0):
         """Put an operator before another; ``after`` and ``able`` count along."""
@@ -62,12 +62,12 @@ class _Wild:
     def statistics(self):
         """A forward operator that updates a buffer in passing."""
         k = self.draw.choice(self.of(Phase.FORWARD)[:-1])
-        if "updates" in self.ops[k].attributes or self.tensors[self.ops[k].outputs[0]].alias is not None:
+        if self.ops[k].updates or self.tensors[self.ops[k].outputs[0]].alias is not None:
             return
         buffer = self.leaf(Role.BUFFER)
         inputs = self.ops[k].inputs
         self.change(k, inputs=(*inputs, buffer))
-        self.mark(k, updates=[len(inputs)])
+        self.mark(k, updates=(len(inputs),))
         self.updated.append(buffer)
         self.early.append(buffer)
 
@@ -98,7 +98,7 @@ class _Wild:
         source = source if any(source in op.outputs for op in self.ops[:place]) else self.ops[0].outputs[0]
         copy = Op(
             f"copy{buffer}", "aten.copy_", Phase.FORWARD, (buffer, source), (buffer,), device="cpu",
-            attributes={"updates": [0]},
+            updates=(0,),
         )  # fmt: skip
         self.insert(place, copy)
         self.updated.append(buffer)
@@ -109,7 +109,7 @@ class _Wild:
         k = self.draw.choice([k for k in self.of(Phase.BACKWARD) if self.ops[k].outputs])
         add = Op(
             f"late{buffer}", "aten.copy_", Phase.BACKWARD, (buffer, self.ops[k].outputs[0]), (buffer,),
-            device="cpu", attributes={"updates": [0]},
+            device="cpu", updates=(0,),
         )  # fmt: skip
         self.insert(k + 1, add)
         self.updated.append(buffer)
@@ -147,14 +147,14 @@ class _Wild:
             mask = self.add_tensor(self.draw.randint(1, 9))
             kind = self.draw.choice([{"random": True}, {"random": True}, {"once": True}])
             self.change(reader, inputs=(*self.ops[reader].inputs, mask))
-            drawn = Op(f"rand{mask}", "rand", Phase.FORWARD, (), (mask,), device="cpu", attributes=kind)
+            drawn = Op(f"rand{mask}", "rand", Phase.FORWARD, (), (mask,), device="cpu", **kind)
             self.insert(self.draw.randint(0, reader), drawn)
 
     def shown(self):
         """More results, some of them views."""
         made = [t for k in self.of(Phase.FORWARD) for t in self.ops[k].outputs if t not in self.ops[k].inputs]
         chosen = self.draw.sample(made, min(len(made), 2))
-        self.attributes["returned"] = sorted({*self.attributes["returned"], *chosen})
+        self.returned = tuple(sorted({*self.returned, *chosen}))
 
     def fitting(self):
         """Operators as large as what they read, which may be a leaf, a result or what comes in."""
@@ -173,7 +173,7 @@ class _Wild:
 
     def once(self):
         k = self.draw.randrange(len(self.ops))
-        if not self.ops[k].attributes.get("random") and not self.ops[k].id.startswith("view"):
+        if not self.ops[k].random and not self.ops[k].id.startswith("view"):
             self.mark(k, once=True)
 
     def waiting(self):
@@ -191,7 +191,7 @@ class _Wild:
         self.updated.append(buffer)
         lines = [
             Op(f"norm{y}", "norm", Phase.FORWARD, (source, buffer), (y, mean, deviation), device="cpu",
-               attributes={"short": [1, 2], "updates": [1]}),
+               short=(1, 2), updates=(1,)),
             Op(f"add{s}", "aten.add", Phase.FORWARD, (y, mean), (s,), device="cpu"),
             Op(f"relu{r}", "aten.relu", Phase.FORWARD, (s,), (r,), device="cpu"),
         ]  # fmt: skip
@@ -204,9 +204,15 @@ class _Wild:
         self.change(later, inputs=(*self.ops[later].inputs, r, mean, deviation))
 
     def step(self):
-        attributes = self.attributes | ({"updated": sorted(set(self.updated))} if self.updated else {})
-        attributes |= {"updated_early": self.early} if self.early else {}
-        graph = validate(Graph(tuple(self.tensors), tuple(self.ops), attributes=attributes))
+        graph = validate(
+            Graph(
+                tuple(self.tensors),
+                tuple(self.ops),
+                returned=tuple(self.returned),
+                updated=tuple(sorted(set(self.updated))),
+                updated_early=tuple(self.early),
+            )
+        )
         owner = graph.storages()
         size = [graph.tensors[t].bytes for t in owner]
         able = {k for k in self.able if size[self.ops[k].inputs[0]] == size[self.ops[k].outputs[0]]}
@@ -247,10 +253,8 @@ def looped_step(seed):
             bodies.append(Body(body, inner, tuple(extra), tuple(times), tuple(may)))
         tiles.append(Tile(len(bodies) - 1, box))
     loop = Loop(k, tiles=tuple(tiles))
-    drawn = any(
-        op.attributes.get(name) for one in bodies for op in one.graph.ops for name in ("random", "once")
-    )
-    wild.change(k, kind=LOOP, attributes={"axes": list(axes)} | ({"once": True} if drawn else {}))
+    drawn = any(op.random or op.once for one in bodies for op in one.graph.ops)
+    wild.change(k, kind=LOOP, axes=tuple(axes), once=drawn)
     graph, seconds, workspace, able = wild.step()
 
     def turned(program):
@@ -285,7 +289,7 @@ def planned(seed, step, draw, turned=lambda program: program, *, leaving=True):
     """A plan of the step inside some budget, or None where there is none."""
     graph, seconds, workspace, able = step
     short = {
-        k: 0.5 for k, op in enumerate(graph.ops) if op.attributes.get("short") or op.kind in ("aten.add", "aten.relu")
+        k: 0.5 for k, op in enumerate(graph.ops) if op.short or op.kind in ("aten.add", "aten.relu")
     }  # fmt: skip
     means = draw.choice([["recompute"], ["recompute", "offload"]])
     link = Link(40.0, 30.0, 0.1) if "offload" in means else None

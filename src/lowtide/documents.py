@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from lowtide.errors import FileError, FormatError
+from lowtide.errors import FileError, FormatError, GraphError
 from lowtide.files import read_bytes, write_atomically
 
 __all__ = ["decode_document", "encode_document", "read_document", "write_document"]
@@ -40,14 +40,17 @@ def decode_document(data: bytes, kind: type[T]) -> T:
         head = msgspec.json.decode(data, type=_Head)
         if head.lowtide != expected["lowtide"]:
             raise FormatError(f"this is a {head.lowtide} file", expected=f"a {what}", byte=0)
-        if head.version != expected["version"]:
+        if head.version not in _versions(kind):
             problem = f"this file has version {head.version}"
             raise FormatError(problem, expected=f"a {what}; use the release of lowtide that wrote it", byte=0)
-        return msgspec.json.decode(data, type=kind)
+        value = msgspec.json.decode(data, type=kind)
+        return value if head.version == expected["version"] else _upgraded(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         found = _BYTE.search(str(error))
         byte = int(found.group(1)) if found else len(data) if "truncated" in str(error) else 0
         raise FormatError(str(error), expected=f"a {what}", byte=byte) from None
+    except GraphError as error:
+        raise FormatError(str(error), expected=f"a {what}", byte=0) from None
     except RecursionError:
         raise FormatError("nested too deeply", expected=f"a {what}", byte=0) from None
 
@@ -63,6 +66,18 @@ def read_document(path: str | os.PathLike[str], kind: type[T]) -> T:
 def write_document(path: str | os.PathLike[str], value: msgspec.Struct) -> None:
     """Put the object into a file, whole or not at all."""
     write_atomically(path, encode_document(value))
+
+
+def _upgraded(value: T) -> T:
+    """An object of the version before; its type knows what has changed since."""
+    newer: T = value.upgraded()  # type: ignore[attr-defined]
+    return newer
+
+
+def _versions(kind: type[msgspec.Struct]) -> tuple[int, ...]:
+    """The versions that a type is read from."""
+    (field,) = (field for field in msgspec.structs.fields(kind) if field.name == "version")
+    return get_args(field.type)
 
 
 def _expected(kind: type[msgspec.Struct]) -> dict[str, Any]:

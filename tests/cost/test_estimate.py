@@ -16,8 +16,8 @@ def product(m, k, n, dtype="float32", bytes_=4):
             "abc", (Role.INPUT, Role.PARAMETER, Role.ACTIVATION), shapes, strict=True
         )
     )
-    attributes = {"overload": "default", "arguments": [{"input": 0}, {"input": 1}]}
-    return Graph(tensors, (Op("mm", "aten.mm", inputs=(0, 1), outputs=(2,), attributes=attributes),))
+    called = {"overload": "default", "arguments": ({"input": 0}, {"input": 1})}
+    return Graph(tensors, (Op("mm", "aten.mm", inputs=(0, 1), outputs=(2,), **called),))
 
 
 def seconds(graph, on):

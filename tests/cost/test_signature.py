@@ -19,9 +19,9 @@ def graph(shape=(4, 6), dtype="float32", device="cpu", strides=(6, 1), arguments
         Tensor("x", 96, Role.INPUT, shape=shape, dtype=dtype, device=device),
         Tensor("y", 96, shape=shape, dtype=dtype, device=device),
     )
-    attributes = {"overload": "default", "arguments": list(arguments), "strides": [list(strides)]}
+    called = {"overload": "default", "arguments": tuple(arguments), "strides": (tuple(strides),)}
     fields = {"id": "pow", "kind": "aten.pow", "inputs": (0,), "outputs": (1,), "device": device} | op
-    return Graph(tensors, (Op(**fields, attributes=attributes),))
+    return Graph(tensors, (Op(**fields, **called),))
 
 
 PLAIN = signature(graph(), 0)
@@ -71,9 +71,9 @@ def test_a_captured_operator_carries_all_that_its_signature_needs():
         lambda x, w: torch.nn.functional.linear(x, w).softmax(1).sum(), torch.randn(3, 4), weight
     )
     op = captured.graph.ops[captured.op("_softmax")]
-    assert op.attributes["overload"] == "default"
-    assert op.attributes["arguments"] == [{"input": 0}, 1, False]
-    assert op.attributes["strides"] == [[5, 1]]
+    assert op.overload == "default"
+    assert op.arguments == ({"input": 0}, 1, False)
+    assert op.strides == ((5, 1),)
     again = native.read(native.write(Step(captured.graph, "capture")).data).graph
     assert again == captured.graph
     everything = range(len(captured.graph.ops))
@@ -93,7 +93,7 @@ def test_numbers_that_json_does_not_have_are_spelt_out():
     captured = Captured(
         lambda x, w: (x * w).masked_fill(x > 0, float("-inf")).exp().sum(), torch.randn(4), parameter(4)
     )
-    text = msgspec.json.encode([op.attributes for op in captured.graph.ops]).decode()
+    text = msgspec.json.encode([op.arguments for op in captured.graph.ops]).decode()
     assert '"-inf"' in text
 
 

@@ -61,7 +61,7 @@ def test_every_field_comes_back():
 def test_the_file_says_what_it_is():
     document = json.loads(native.write(FULL).data)
     assert document["lowtide"] == "step"
-    assert document["version"] == native.VERSION == 1
+    assert document["version"] == native.VERSION == 2
 
 
 def test_writing_is_deterministic():
@@ -75,7 +75,7 @@ def altered(change):
 
 
 CHANGES = {
-    "a later version": (lambda d: d.update(version=2), "version 1"),
+    "a later version": (lambda d: d.update(version=3), "version 2"),
     "another kind of file": (lambda d: d.update(lowtide="plan"), "enum value 'plan'"),
     "an unknown field": (lambda d: d["step"]["graph"]["ops"][0].update(knd=1), "unknown field"),
     "text for bytes": (lambda d: d["step"]["graph"]["tensors"][1].update(bytes="8"), "Expected `int`"),

@@ -35,7 +35,7 @@ class EveryOrder:
         written = {t for op in graph.ops for t in op.outputs}
         self.size = {r: tensors[r].bytes for r in set(self.root) if not self.leaf[r]}
         self.given = frozenset(r for r in self.size if r not in written)
-        stay = set(graph.attributes.get("returned", ()))
+        stay = set(graph.returned)
         stay |= {
             t for t, one in enumerate(tensors)
             if one.gradient_of is not None and tensors[one.gradient_of].role in RESIDENT_ROLES
@@ -43,7 +43,7 @@ class EveryOrder:
         self.stay_tensors = stay
         self.stay = frozenset(r for r in self.size if r in stay)
         self.final = frozenset(self.root[t] for t in stay if t in written and not self.leaf[t])
-        self.returned = frozenset(self.root[t] for t in graph.attributes.get("returned", ()))
+        self.returned = frozenset(self.root[t] for t in graph.returned)
         self.returned -= frozenset(r for r in self.returned if self.leaf[r])
         self.workspace = {k: workspace[k] if workspace else 0 for k in self.ops}
         self.able = set(able)
@@ -63,12 +63,12 @@ class EveryOrder:
         )
 
     def _in_turn(self, op):
-        return any(op.attributes.get(name) for name in ("random", "once", "updates"))
+        return not op.repeatable
 
     def _base(self):
         """Bytes that are there throughout: leaves, and old values of those that backward reads."""
         graph = self.graph
-        updated = set(graph.attributes.get("updated", ()))
+        updated = set(graph.updated)
         old = {
             t for k in self.ops if graph.ops[k].phase is not Phase.FORWARD for t in graph.ops[k].reads_again
             if t in updated or graph.tensors[t].role is Role.BUFFER
@@ -97,7 +97,7 @@ class EveryOrder:
         """Whether an operator finds its values, and may run now."""
         op = self.graph.ops[k]
         if k in done:
-            if k not in self.again or op.attributes.get("once") or not op.outputs:
+            if k not in self.again or op.once or not op.outputs:
                 return False
             if set(op.inputs) & set(op.outputs):
                 return False
@@ -237,7 +237,7 @@ class EveryOrder:
         late = False
         for k, dropped, source, unread in line:
             if not late and k not in self.forward:
-                for t in graph.attributes.get("returned", ()):
+                for t in graph.returned:
                     make(t, parts[0])
                 late = True
             part = parts[late]

@@ -35,4 +35,4 @@ def training_steps(draw):
         readable += outputs
         ops.append(Op(f"op{k}", "k", phase, tuple(inputs), tuple(outputs)))
     last = [op.outputs[0] for op in ops if op.phase is Phase.FORWARD][-1]
-    return validate(Graph(tuple(tensors), tuple(ops), attributes={"returned": [last]}))
+    return validate(Graph(tuple(tensors), tuple(ops), returned=(last,)))

@@ -14,7 +14,7 @@ def random_step(seed, forward=(3, 9), *, charges=True):  # noqa: C901
     tensors = [Tensor("x", draw.randint(1, 30), Role.INPUT)]
     ops, seconds, workspace = [], [], []
 
-    def add(kind, phase, inputs, sizes, *, alias=None, roles=None, gradient_of=None, time=None, **attributes):
+    def add(kind, phase, inputs, sizes, *, alias=None, roles=None, gradient_of=None, time=None, **fields):
         outputs = []
         for k, size in enumerate(sizes):
             outputs.append(len(tensors))
@@ -36,7 +36,7 @@ def random_step(seed, forward=(3, 9), *, charges=True):  # noqa: C901
                 tuple(inputs),
                 tuple(outputs),
                 device="cpu",
-                attributes=attributes,
+                **fields,
             )
         )
         seconds.append(0.0 if alias is not None else float(draw.randint(1, 12)) if time is None else time)
@@ -98,5 +98,9 @@ def random_step(seed, forward=(3, 9), *, charges=True):  # noqa: C901
         if tensors[op.outputs[0]].alias is None and draw.random() < 0.3
         and tensors[storage[op.inputs[0]]].bytes == tensors[op.outputs[0]].bytes
     ]  # fmt: skip
-    attributes = {"returned": [loss]} | ({"updated": updated} if updated else {})
-    return validate(Graph(tuple(tensors), tuple(ops), attributes=attributes)), seconds, workspace, able
+    return (
+        validate(Graph(tuple(tensors), tuple(ops), returned=(loss,), updated=tuple(updated))),
+        seconds,
+        workspace,
+        able,
+    )

@@ -17,12 +17,10 @@ class _Draft:
         self.tensors.append(Tensor(f"t{len(self.tensors)}", size, role, **fields))
         return len(self.tensors) - 1
 
-    def op(self, phase, inputs, outputs, *, time=None, **attributes):
+    def op(self, phase, inputs, outputs, *, time=None, **fields):
         view = bool(outputs) and all(self.tensors[t].alias is not None for t in outputs)
         view = view and not set(inputs) & set(outputs)
-        self.ops.append(
-            Op(f"op{len(self.ops)}", "k", phase, tuple(inputs), tuple(outputs), attributes=attributes)
-        )
+        self.ops.append(Op(f"op{len(self.ops)}", "k", phase, tuple(inputs), tuple(outputs), **fields))
         self.seconds.append(0.0 if view else self.time() if time is None else time)
         self.workspace.append(0 if view else self.draw.choice([0, 0, 0, self.draw.randint(1, 6)]))
 
@@ -63,7 +61,8 @@ def tiny_step(seed, forward=(2, 4)):
     graph = Graph(
         tuple(step.tensors),
         tuple(step.ops),
-        attributes={"returned": sorted(set(returned))} | ({"updated": step.updated} if step.updated else {}),
+        returned=tuple(sorted(set(returned))),
+        updated=tuple(step.updated),
     )
     return validate(graph), step.seconds, step.workspace, _able(graph, draw)
 
@@ -76,21 +75,21 @@ def _forward(step, made):
         inputs += [other] if other not in inputs else []
     weight = step.tensor(draw.randint(1, 5), Role.PARAMETER) if draw.random() < 0.5 else None
     reads = inputs + ([weight] if weight is not None else [])
-    attributes = {}
+    fields = {}
     chance = draw.random()
     if chance < 0.08:
-        attributes = {"random": True}
+        fields = {"random": True}
     elif chance < 0.13:
-        attributes = {"once": True}
+        fields = {"once": True}
     elif chance < 0.2:
         buffer = step.tensor(draw.randint(1, 3), Role.BUFFER)
         step.updated.append(buffer)
         reads = [*reads, buffer]
-        attributes = {"updates": [len(reads) - 1]}
+        fields = {"updates": (len(reads) - 1,)}
     sizes = [draw.choice([draw.randint(1, 12), step.tensors[inputs[0]].bytes])]
     sizes += [draw.randint(1, 5)] if draw.random() < 0.2 else []
     outputs = [step.tensor(size) for size in sizes]
-    step.op(Phase.FORWARD, reads, outputs, **attributes)
+    step.op(Phase.FORWARD, reads, outputs, **fields)
     top = step.view(Phase.FORWARD, outputs[0]) if draw.random() < 0.25 else outputs[0]
     made.append(top)
     return inputs, weight, [*outputs, top]

@@ -16,7 +16,7 @@ _LINE = re.compile(r"(?P<name>\S+): ?(?P<reads>[^>@]*?) ?-> ?(?P<makes>[^@]*?)(?
 
 
 def step(leaves, *lines, returned="y", updated="", gradients="", sizes=()):
-    """A graph. Marks behind ``@``: backward, view, and attributes as ``random`` or ``updates=1``.
+    """A graph. Marks behind ``@``: backward, view, and fields as ``random`` or ``updates=1``.
 
     ``gradients`` says which tensor is the gradient of which leaf, as ``dw:w``.
     """
@@ -37,15 +37,13 @@ def step(leaves, *lines, returned="y", updated="", gradients="", sizes=()):
         reads = [tensor(name, Role.GRADIENT) for name in found["reads"].split()]
         alias = reads[0] if "view" in marks else None
         makes = [tensor(name, alias=alias) for name in found["makes"].split()]
-        attributes = {}
+        fields = {}
         for mark in set(marks) - {"backward", "view"}:
             name, _, value = mark.partition("=")
-            attributes[name] = [int(k) for k in value.split(",")] if value else True
+            fields[name] = tuple(int(k) for k in value.split(",")) if value else True
         phase = Phase.BACKWARD if "backward" in marks else Phase.FORWARD
         kind = found["name"] if "." in found["name"] else "view" if alias is not None else "f"
-        ops.append(
-            Op(found["name"], kind, phase, tuple(reads), tuple(makes), device="cpu", attributes=attributes)
-        )
+        ops.append(Op(found["name"], kind, phase, tuple(reads), tuple(makes), device="cpu", **fields))
     for pair in gradients.split():
         name, _, leaf = pair.partition(":")
         old = tensors[number[name]]
@@ -53,8 +51,8 @@ def step(leaves, *lines, returned="y", updated="", gradients="", sizes=()):
             old.id, old.bytes, Role.GRADIENT, gradient_of=number[leaf], alias=old.alias, device="cpu"
         )
     listed = {"returned": returned, "updated": updated}
-    attributes = {name: sorted(number[t] for t in text.split()) for name, text in listed.items() if text}
-    return Graph(tuple(tensors), tuple(ops), attributes=attributes)
+    lists = {name: tuple(sorted(number[t] for t in text.split())) for name, text in listed.items() if text}
+    return Graph(tuple(tensors), tuple(ops), **lists)
 
 
 def program(graph, text, bodies=()):

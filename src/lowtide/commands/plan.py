@@ -25,7 +25,7 @@ from lowtide.documents import write_document
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
-from lowtide.graph import Graph, check_attributes
+from lowtide.graph import Graph, check_fields
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
@@ -232,7 +232,7 @@ def _source(target: str, cost: str | None, device: str | None, request: PlanRequ
     """What is planned; a PyTorch step is captured and measured by a plan for all of the memory it takes."""
     if is_step_file(target):
         step = read_file(target).step
-        check_attributes(step.graph)
+        check_fields(step.graph)
         room = DeviceRoom(link=_link("cpu", request.methods))
         return _Source(target, step.graph, _file_costs(step, cost), pointwise(step.graph), room)
     built, request = _built(target, request, device)

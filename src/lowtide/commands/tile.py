@@ -149,7 +149,7 @@ def _graph(target: str, own: str) -> tuple[str, Graph]:
     """The step's graph and its name."""
     if is_step_file(target):
         graph = read_file(target).step.graph
-        if not any("arguments" in op.attributes for op in graph.ops):
+        if not any(op.arguments is not None for op in graph.ops):
             raise TileError(
                 f"{printable(target)}: the file does not say with which arguments operators are called, so "
                 "nobody knows which parts of their inputs they read; capture the step with `lowtide profile`"

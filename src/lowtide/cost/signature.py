@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from lowtide.graph import Graph, Op, Tensor
@@ -21,17 +22,17 @@ def signature(graph: Graph, op: int) -> str:
     tensors. Names, phases and places in the graph do not count. The same in every process and release.
     """
     one = graph.ops[op]
-    strides = one.attributes.get("strides") or [None] * len(one.inputs)
+    strides = one.strides or [None] * len(one.inputs)
     parts = [
         _VERSION,
         one.kind,
-        one.attributes.get("overload"),
+        one.overload if one.arguments is not None else None,
         [_tensor(graph.tensors[t], strides[k]) for k, t in enumerate(one.inputs)],
-        one.attributes.get("arguments"),
-        one.attributes.get("options"),
+        one.arguments,
+        one.options or None,
         _device(graph, one),
     ]
-    if one.attributes.get("in_place"):
+    if one.in_place:
         parts.append("in place")
     text = json.dumps(_without_index(parts), sort_keys=True, separators=(",", ":"))
     return f"{one.kind}/{hashlib.sha256(text.encode()).hexdigest()[:24]}"
@@ -42,7 +43,7 @@ def device_kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _tensor(tensor: Tensor, strides: list[int] | None) -> list[Any]:
+def _tensor(tensor: Tensor, strides: Sequence[int] | None) -> list[Any]:
     shape = None if tensor.shape is None else list(tensor.shape)
     size = tensor.bytes if shape is None else None
     return [shape, tensor.dtype, strides, device_kind(tensor.device), size]
@@ -55,7 +56,7 @@ def _device(graph: Graph, op: Op) -> str:
 
 def _without_index(value: Any) -> Any:
     """``cuda:1`` among the arguments is ``cuda`` too."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_index(item) for item in value]
     if isinstance(value, dict):
         return {key: _without_index(item) for key, item in value.items()}

@@ -84,7 +84,7 @@ def bytes_moved(graph: Graph, op: Op) -> int:
     """Bytes that a call reads and writes if each value goes over the memory bus once."""
     if is_view(graph, op):
         return 0
-    strides = op.attributes.get("strides") or [None] * len(op.inputs)
+    strides = op.strides or [None] * len(op.inputs)
     read = {t: _bytes(graph, t, strides[k]) for k, t in enumerate(op.inputs) if k not in op.shape_only}
     written = [t for t in op.outputs if graph.tensors[t].alias is None or t in op.inputs]
     return traffic(op.kind, list(read.values()), [_bytes(graph, t, None) for t in written])
@@ -120,7 +120,7 @@ class _Arguments:
 
     def __init__(self, graph: Graph, op: Op) -> None:
         self._graph, self._op = graph, op
-        self._values: Sequence[Any] = op.attributes.get("arguments") or ()
+        self._values: Sequence[Any] = op.arguments or ()
 
     def shape(self, position: int) -> Shape:
         """The shape of a tensor; of nothing, where there is none."""

@@ -45,6 +45,17 @@ def _items(step: Step) -> Iterator[Tensor | Op]:
     yield from step.graph.ops
 
 
+_CAPTURED = ("random", "once", "updates", "short", "differentiates", "axes", "overload", "options", "strides")
+"""Fields of an operator that captured steps alone have; ``arguments`` besides."""
+
+
+def _has_more(item: Tensor | Op) -> bool:
+    """Whether there is something that no other part of the step is."""
+    if isinstance(item, Op) and (item.arguments is not None or any(getattr(item, k) for k in _CAPTURED)):
+        return True
+    return bool(item.attributes)
+
+
 _COUNT: dict[Part, Callable[[Step], int]] = {
     Part.NAMES: lambda s: sum(bool(x.name) for x in _items(s)),
     Part.ROLES: lambda s: sum(t.role is not Role.ACTIVATION for t in s.graph.tensors),
@@ -69,7 +80,7 @@ _COUNT: dict[Part, Callable[[Step], int]] = {
     Part.SOURCES: lambda s: sum(x.source is not None for x in _items(s)),
     Part.NOTES: lambda s: len(s.notes),
     Part.TIMELINE: lambda s: len(s.timeline.live_bytes) if s.timeline else 0,
-    Part.EXTRAS: lambda s: sum(bool(x.attributes) for x in _items(s)),
+    Part.EXTRAS: lambda s: sum(_has_more(x) for x in _items(s)),
 }
 
 

@@ -12,10 +12,13 @@ from lowtide.errors import FormatError, GraphError
 from lowtide.formats.base import Format, Written
 from lowtide.formats.jsontext import Key, locate
 from lowtide.formats.text import decode
+from lowtide.graph import upgraded
 
 __all__ = ["FORMAT", "VERSION", "read", "write"]
 
-VERSION = 1
+VERSION = 2
+_BEFORE = 1
+"""In files of this version, what operators mean stands among their attributes."""
 _HEAD = re.compile(rb'\s*\{\s*"lowtide"\s*:')
 _PATH = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
 _PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -45,13 +48,15 @@ def read(data: bytes) -> Step:
     """The step, checked: every reference resolves and every list is as long as it says."""
     try:
         header = _HEADER.decode(data)
-        if header.version != VERSION:
+        if header.version not in (_BEFORE, VERSION):
             raise FormatError(
                 f"this file has version {header.version}",
                 expected=f"version {VERSION}; use the release of lowtide that wrote it",
                 byte=locate(decode(data), ["version"]),
             )
         step = _DOCUMENT.decode(data).step
+        if header.version == _BEFORE:
+            step = msgspec.structs.replace(step, graph=upgraded(step.graph))
         validate_step(step)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _translate(error, data) from None

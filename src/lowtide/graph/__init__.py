@@ -1,6 +1,6 @@
 """What a step computes: tensors, operators, boxes, lifetimes."""
 
-from lowtide.graph.attributes import check_attributes
+from lowtide.graph.fields import check_fields
 from lowtide.graph.liveness import liveness
 from lowtide.graph.rect import Rect
 from lowtide.graph.timeline import Lifetime, Recording, Timeline
@@ -17,6 +17,7 @@ from lowtide.graph.types import (
     Source,
     Tensor,
 )
+from lowtide.graph.upgrade import upgraded
 from lowtide.graph.validate import MAX_BYTES, validate
 
 __all__ = [
@@ -36,7 +37,8 @@ __all__ = [
     "Source",
     "Tensor",
     "Timeline",
-    "check_attributes",
+    "check_fields",
     "liveness",
+    "upgraded",
     "validate",
 ]

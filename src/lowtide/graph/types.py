@@ -1,7 +1,7 @@
 """The nouns of a step: Tensor, Op and Graph.
 
 Tensors and operators are referred to by their position in the graph. Sizes are bytes. Everything is
-immutable; ``attributes`` holds plain JSON values that no other field has a place for.
+immutable; ``attributes`` holds plain JSON values that a document has and Lowtide does not interpret.
 """
 
 from __future__ import annotations
@@ -136,6 +136,33 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     boxes: dict[str, Rect | None] = {}
     source: Source | None = None
     attributes: Attributes = {}
+    random: bool = False
+    """Whether it draws from the generator of its device."""
+    once: bool = False
+    """Whether it may run once alone: nobody knows what else it does."""
+    updates: tuple[int, ...] = ()
+    """Positions in ``inputs`` that its first run updates in passing, as BatchNorm does its statistics."""
+    short: tuple[int, ...] = ()
+    """Positions in ``outputs`` from which a short rerun makes the first output."""
+    differentiates: str = ""
+    """Of an operator of backward: the ``id`` of the one of forward that it belongs to."""
+    axes: tuple[int, ...] = ()
+    """Of a loop: the lengths of the axes that its tiles cover."""
+    overload: str = ""
+    """Which overload of the kind was called."""
+    arguments: tuple[Any, ...] | None = None
+    """What it was called with, as JSON; an input is ``{"input": position}``. None: not known."""
+    options: dict[str, Any] = {}
+    """The same for arguments by name."""
+    strides: tuple[tuple[int, ...] | None, ...] = ()
+    """How each input lies in memory, where that is known."""
+    in_place: bool = False
+    """Whether the user's step runs it in place."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a later run does the same as the first, and nothing else."""
+        return not (self.random or self.once or self.updates)
 
     @property
     def label(self) -> str:
@@ -151,9 +178,17 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
         return tuple(t for k, t in enumerate(self.inputs) if k not in skip)
 
     @property
+    def changes(self) -> tuple[int, ...]:
+        """Tensors that are there before, and that its first run writes to."""
+        found = [t for t in self.outputs if t in self.inputs]
+        found += [self.inputs[k] for k in self.updates]
+        found += self.inputs[:1] if self.kind == ACCUMULATE else ()
+        return tuple(dict.fromkeys(found))
+
+    @property
     def reads_again(self) -> tuple[int, ...]:
         """The inputs that a later run reads; what the first one updated in passing is not among them."""
-        updates = {self.inputs[k] for k in self.attributes.get("updates", ())}
+        updates = {self.inputs[k] for k in self.updates}
         return tuple(t for t in self.reads if t not in updates) if updates else self.reads
 
 
@@ -169,6 +204,12 @@ class Graph(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     name: str = ""
     ordered: bool = True
     attributes: Attributes = {}
+    returned: tuple[int, ...] = ()
+    """Tensors that the step gives back."""
+    updated: tuple[int, ...] = ()
+    """Parameters, buffers and inputs that the step changes."""
+    updated_early: tuple[int, ...] = ()
+    """Those among them that forward changes on its way."""
 
     def storages(self) -> list[int]:
         """For every tensor the position of the tensor that owns its bytes."""

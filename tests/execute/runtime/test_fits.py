@@ -235,7 +235,7 @@ def test_a_plan_in_the_cache_that_is_not_valid_is_not_used(kept):
         path.write_text(good)
     plan = json.loads(good)
     runs = [line for line in plan["program"]["forward"] if line["type"] == "run"]
-    drawn = [k for k, op in enumerate(plan["graph"]["ops"]) if op["attributes"].get("random")]
+    drawn = [k for k, op in enumerate(plan["graph"]["ops"]) if op.get("random")]
     places = [next(k for k, line in enumerate(runs) if line["op"] == op) for op in drawn[:2]]
     runs[places[0]], runs[places[1]] = runs[places[1]], runs[places[0]]
     damaged(path, "program", "forward", value=runs)

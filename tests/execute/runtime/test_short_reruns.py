@@ -49,7 +49,7 @@ def model():
 def planned(graph, programs):
     """Half of the memory; BatchNorms are cheap to run again, with what follows them."""
     figures = {name: Figure(0.1, Origin.MEASURED) for name in ("", "relu", "add", "add,relu")}
-    cost = [Cost(short_seconds=figures if op.attributes.get("short") else {}) for op in graph.ops]
+    cost = [Cost(short_seconds=figures if op.short else {}) for op in graph.ops]
     short = short_seconds(graph, cost)
     assert len(short) == 4 + 2 + 4  # norms, sums, ReLUs
     able = [k for k in short if graph.ops[k].kind in JOINED]
@@ -109,7 +109,7 @@ def without(line):
 def costs_of(model, x):
     captured = Captured(loss_of, model, x)
     found = measure(captured.graph, captured.targets, captured.run).costs
-    norms = [k for k, op in enumerate(captured.graph.ops) if op.attributes.get("short")]
+    norms = [k for k, op in enumerate(captured.graph.ops) if op.short]
     return [found[k].short_seconds for k in norms]
 
 

@@ -180,4 +180,4 @@ def test_images_may_lie_with_channels_last_inside_tiles(parts):
     assert abs(ours - loss) <= 1e-12
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in zip(wanted, got, strict=True))
     body = seen[0].bodies[0].graph
-    assert next(op.attributes["strides"] for op in body.ops if op.kind == "aten.relu")[0][1] == 1
+    assert next(op.strides for op in body.ops if op.kind == "aten.relu")[0][1] == 1

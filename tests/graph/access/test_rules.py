@@ -96,8 +96,8 @@ def test_an_unknown_operator_needs_everything():
 
 def test_operators_of_others_are_unknown():
     tensors = (Tensor("a", 4, shape=(1,)), Tensor("b", 4, shape=(1,)))
-    for kind, attributes in (("Relu", {}), ("aten.relu", {}), ("mine.relu", {"arguments": [{"input": 0}]})):
-        op = Op("op", kind, inputs=(0,), outputs=(1,), attributes=attributes)
+    for kind, fields in (("Relu", {}), ("aten.relu", {}), ("mine.relu", {"arguments": ({"input": 0},)})):
+        op = Op("op", kind, inputs=(0,), outputs=(1,), **fields)
         found = access(Graph(tensors, (op,)), op)
         assert not found.known
         assert found.relations[0].inputs == ((Whole(),),)

@@ -20,11 +20,10 @@ def convolution(stride=1, padding=1, dilation=1):
 def other(graph, *, kind=None, arguments=(), shape=None):
     """The same call with another kind, other arguments by their position, or another shape of its result."""
     op = graph.ops[0]
-    given = list(op.attributes["arguments"])
+    given = list(op.arguments)
     for position, value in dict(arguments).items():
         given[position] = value
-    attributes = op.attributes | {"arguments": given}
-    op = msgspec.structs.replace(op, kind=kind or op.kind, attributes=attributes)
+    op = msgspec.structs.replace(op, kind=kind or op.kind, arguments=tuple(given))
     tensors = list(graph.tensors)
     if shape is not None:
         tensors[op.outputs[0]] = msgspec.structs.replace(tensors[op.outputs[0]], shape=shape)

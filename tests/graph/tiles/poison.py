@@ -34,7 +34,7 @@ def run(captured, ops, given, parts=None, drawn=None):
         arguments, options = fx.map_arg((call.args, dict(call.kwargs)), value_of)
         known = drawn is not None and k in drawn
         results = drawn[k] if known else call.target(*arguments, **options)
-        if drawn is not None and graph.ops[k].attributes.get("random"):
+        if drawn is not None and graph.ops[k].random:
             drawn[k] = results
         for t, value in zip(call.results, results if call.several else (results,), strict=True):
             if t >= 0 and (parts is None or t in parts):

@@ -25,7 +25,7 @@ class Chain:
         self.tensors.append(Tensor(f"t{len(self.tensors)}", 0, shape=tuple(shape), dtype="float32"))
         self.last = len(self.tensors) - 1
         number = len(self.ops)
-        given = {"arguments": [{"input": k} for k in range(len(inputs))] + list(arguments)}
+        given = (*({"input": k} for k in range(len(inputs))), *arguments)
         self.ops.append(
             Op(
                 f"op{number}",
@@ -34,7 +34,7 @@ class Chain:
                 tuple(inputs),
                 (self.last,),
                 source=Source("net.py", 10 + number),
-                attributes=given,
+                arguments=given,
             )
         )
         return self.last
@@ -48,7 +48,7 @@ class Chain:
 
     def graph(self):
         loss = self.add("sum", ())
-        return Graph(tuple(self.tensors), tuple(self.ops), attributes={"returned": [loss]})
+        return Graph(tuple(self.tensors), tuple(self.ops), returned=(loss,))
 
 
 def test_two_convolutions_grow_by_one_element_each():
@@ -259,9 +259,9 @@ def test_the_gradient_at_the_end_is_told_from_others_of_its_shape():
 
     def backward(kind, inputs, arguments, **more):
         tensors.append(Tensor(f"g{len(tensors)}", 0, shape=(1, 1, 8, 8), dtype="float32", **more))
-        attributes = {"arguments": [{"input": k} for k in range(len(inputs))] + arguments}
+        given = (*({"input": k} for k in range(len(inputs))), *arguments)
         outputs = (len(tensors) - 1,)
-        ops.append(Op(f"b{len(ops)}", kind, Phase.BACKWARD, inputs, outputs, attributes=attributes))
+        ops.append(Op(f"b{len(ops)}", kind, Phase.BACKWARD, inputs, outputs, arguments=given))
         return outputs[0]
 
     tensors.append(Tensor("tangent", 0, Role.GRADIENT, shape=(), dtype="float32"))
@@ -269,7 +269,7 @@ def test_the_gradient_at_the_end_is_told_from_others_of_its_shape():
     figures = [None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False]]
     for weight, read, of in ((weights[1], ops[1].inputs[0], None), (weights[0], 0, 0)):
         last = backward("aten.convolution_backward", (last, read, weight), figures, gradient_of=of)
-    tiling = tile_input(Graph(tuple(tensors), tuple(ops), attributes=graph.attributes), Cut((2, 2)))
+    tiling = tile_input(Graph(tuple(tensors), tuple(ops), returned=graph.returned), Cut((2, 2)))
     assert tiling.given == first
     assert tiling.tensor == last
     assert [ops[k].kind for k in tiling.ops] == ["aten.convolution_backward"] * 2

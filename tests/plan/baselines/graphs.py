@@ -20,7 +20,7 @@ def chain(count, size=1):
         )
         gradient = len(tensors)
         tensors.append(Tensor(f"g{k}", size, Role.GRADIENT, gradient_of=0 if k == 0 else None))
-    return validate(Graph(tuple(tensors), tuple(ops), attributes={"returned": [loss]}))
+    return validate(Graph(tuple(tensors), tuple(ops), returned=(loss,)))
 
 
 def unit_seconds(graph):

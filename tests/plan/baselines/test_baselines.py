@@ -123,7 +123,7 @@ def test_eviction_prefers_what_is_cheap_large_and_stale():
     ops = [Op(f"f{k}", "f", inputs=(0,), outputs=(k,)) for k in (1, 2, 3)]
     ops.append(Op("loss", "f", inputs=(3,), outputs=(4,)))
     ops.append(Op("back", "b", Phase.BACKWARD, inputs=(1, 2), outputs=(5,)))
-    graph = validate(Graph(tuple(tensors), tuple(ops), attributes={"returned": [4]}))
+    graph = validate(Graph(tuple(tensors), tuple(ops), returned=(4,)))
     program = planned(dtr, graph, [1.0, 50.0, 1.0, 1.0, 0.0], 20)
     assert [line.op for line in program.instructions if isinstance(line, Run)] == [0, 1, 2, 3, 0, 4]
 

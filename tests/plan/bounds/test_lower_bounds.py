@@ -38,7 +38,7 @@ def step(sizes, ops, *, roles=None, gradient_of=None, alias=None, returned=()):
         for k, size in enumerate(sizes)
     )
     made = tuple(Op(f"op{k}", "k", *one) for k, one in enumerate(ops))
-    return validate(Graph(tensors, made, attributes={"returned": list(returned)}))
+    return validate(Graph(tensors, made, returned=tuple(returned)))
 
 
 def reordered_step():
@@ -113,7 +113,7 @@ def made_again_before_it_is_updated():
         returned=[1],
     )
     lines = (Run(0), Run(1), Drop((1,)), Run(2), Drop((2,)), Run(0), Run(3))
-    return replace(graph, attributes={}), Program(lines), (0, 0, 20, 0)
+    return replace(graph, returned=()), Program(lines), (0, 0, 20, 0)
 
 
 def a_view_that_nobody_reads():
@@ -228,7 +228,7 @@ def test_the_reference_gives_programs_that_may_run(seed):
     graph, seconds, workspace, able = tiny_step(seed)
     truth = EveryOrder(graph, seconds, workspace, able)
     plain = simulate(graph, Program(tuple(map(Run, range(len(graph.ops))))), workspace_bytes=workspace)
-    charged = graph.attributes.get("updated") or any(op.attributes.get("random") for op in graph.ops)
+    charged = graph.updated or any(op.random for op in graph.ops)
     for share in (0.8, 0.6):
         budget = int(plain.peak_bytes * share)
         best = truth.best(budget)

@@ -60,7 +60,7 @@ def residual(copies, grow=0):
         add("d_weight", Phase.BACKWARD, [gb, a], 8, 20.0, of=weight)
         ga = add("d_norm", Phase.BACKWARD, [gb, x], 64, 4.0)
         g = add("add", Phase.BACKWARD, [g, ga], 64, 3.0)
-    return validate(Graph(tuple(tensors), tuple(ops), attributes={"returned": [loss]})), seconds
+    return validate(Graph(tuple(tensors), tuple(ops), returned=(loss,))), seconds
 
 
 def problem_of(copies, grow=0):
@@ -97,7 +97,7 @@ def test_an_operator_that_takes_longer_or_reads_something_else_parts_the_copies(
         op if k != adds else Op(op.id, op.kind, op.phase, skipped, op.outputs)
         for k, op in enumerate(graph.ops)
     ]
-    found = repeated(build_problem(Graph(graph.tensors, tuple(ops), attributes=graph.attributes), seconds))
+    found = repeated(build_problem(Graph(graph.tensors, tuple(ops), returned=graph.returned), seconds))
     assert found == (Blocks(2, LENGTH, 4), Blocks(adds + 1, LENGTH, 3))
 
 
@@ -139,7 +139,7 @@ def test_random_steps_have_the_blocks_that_a_slow_search_finds():
             Tensor(t.id, 4, t.role, alias=t.alias, gradient_of=t.gradient_of, device=t.device)
             for t in graph.tensors
         )
-        problem = build_problem(Graph(tensors, graph.ops, attributes=graph.attributes))  # all alike but reads
+        problem = build_problem(Graph(tensors, graph.ops, returned=graph.returned))  # all alike but reads
         found = repeated(problem)
         lengths = range(1, problem.split // 3 + 1)
         some = any(copies_by_hand(problem, v, n) >= 3 for n in lengths for v in range(problem.split - n))

@@ -98,7 +98,7 @@ def test_a_tensor_that_is_written_over_is_not_read_again():
             Op("g", "g", inputs=(1,), outputs=(2,)),
             Op("h", "h", inputs=(1, 2), outputs=(3,)),
         ),
-        attributes={"returned": [3]},
+        returned=(3,),
     )
     assert check(graph, Program((Run(0), Run(1), Run(2)))).peak_bytes == 16
     with pytest.raises(PlanError, match="reads 'a', which was written over"):
@@ -109,7 +109,7 @@ def test_what_is_being_sent_is_not_written_over():
     graph = Graph(
         (Tensor("x", 4, Role.INPUT), Tensor("a", 4), Tensor("b", 4)),
         (Op("f", "f", inputs=(0,), outputs=(1,)), Op("g", "g", inputs=(1,), outputs=(2,))),
-        attributes={"returned": [2]},
+        returned=(2,),
     )
     with pytest.raises(PlanError, match="being sent"):
         check(graph, Program((Run(0), Send(1), Run(1, in_place=0))))

@@ -87,7 +87,7 @@ LATE = step(
 
 def looped(axes=(4,)):
     graph = step("x:input", "loop: x -> a", "f: a -> y", returned="y")
-    loop = replace(graph.ops[0], kind=LOOP, attributes={"axes": list(axes)})
+    loop = replace(graph.ops[0], kind=LOOP, axes=tuple(axes))
     return replace(graph, ops=(loop, graph.ops[1]))
 
 
@@ -110,7 +110,7 @@ def turned(loop=None, bodies=None, more=()):
 def both(**changes):
     """A region that ends before the loss: a loop in forward, and one in backward."""
     graph = step("x:input", "loop: x -> y", "back: dy x -> dx @backward", gradients="dx:x")
-    ops = [replace(op, kind=LOOP, attributes={"axes": [4]}) for op in graph.ops]
+    ops = [replace(op, kind=LOOP, axes=(4,)) for op in graph.ops]
     lines = [Loop(k, tiles=HALVES, end="t") for k in (0, 1)]
     lines[1] = replace(lines[1], **changes)
     return replace(graph, ops=tuple(ops)), Program((lines[0],), (lines[1],), (body(),))
@@ -292,10 +292,7 @@ def test_a_loop_that_draws_random_numbers_keeps_its_place_and_runs_once():
     )
     graph = replace(
         graph,
-        ops=tuple(
-            replace(op, kind=LOOP, attributes={"axes": [4]}) if k == 1 else op
-            for k, op in enumerate(graph.ops)
-        ),
+        ops=tuple(replace(op, kind=LOOP, axes=(4,)) if k == 1 else op for k, op in enumerate(graph.ops)),
     )
     loop = Loop(1, tiles=tiles((0, 4)))
     check(graph, Program((Run(0), loop, Run(2)), (Run(3),), (inside,)))
@@ -310,11 +307,11 @@ def test_a_loop_that_draws_random_numbers_keeps_its_place_and_runs_once():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("updates", [7]), ("updates", 0), ("axes", [-1]), ("axes", "x"), ("short", [1]), ("short", [True])],
+    [("updates", (7,)), ("axes", (-1,)), ("short", (1,)), ("short", (True,))],
 )
-def test_attributes_that_list_nothing_are_refused(name, value):
+def test_fields_that_list_nothing_are_refused(name, value):
     graph = looped() if name == "axes" else PLAIN
-    wrong = replace(graph, ops=(replace(graph.ops[0], attributes={name: value}), *graph.ops[1:]))
+    wrong = replace(graph, ops=(replace(graph.ops[0], **{name: value}), *graph.ops[1:]))
     with pytest.raises(PlanError) as refused:
         check(wrong, turned() if name == "axes" else program(PLAIN, "f, g | dg, df"))
     assert refused.value.rule == Rule.GRAPH

@@ -63,7 +63,7 @@ def test_what_may_leave():
     assert movable(STEP, ("optimizer",)) == (6,)
     assert movable(STEP, BOTH, pinned=(1,)) == (6,)
     assert movable(STEP, ()) == ()
-    changed = Graph(STEP.tensors, STEP.ops, attributes={"updated": [1]})
+    changed = Graph(STEP.tensors, STEP.ops, updated=(1,))
     assert movable(changed, BOTH) == (6,)
 
 
@@ -149,7 +149,12 @@ def test_nothing_leaves_that_is_not_allowed():
 def with_state(seed):
     graph, seconds, workspace, able = random_step(seed)
     state = Tensor("state", 60, Role.OPTIMIZER, device="cpu")
-    return Graph((*graph.tensors, state), graph.ops, attributes=graph.attributes), seconds, workspace, able
+    return (
+        Graph((*graph.tensors, state), graph.ops, returned=graph.returned, updated=graph.updated),
+        seconds,
+        workspace,
+        able,
+    )
 
 
 @pytest.mark.parametrize("crossing", [True, False])

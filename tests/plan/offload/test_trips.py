@@ -5,15 +5,17 @@ import pytest
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make.search import Link
-from lowtide.plan.offload.trips import hurried, trips, with_trips
+from lowtide.plan.check.checker import check
+from lowtide.plan.offload.trips import Trip, hurried, trips, with_trips
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
+from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.program.simple import kept_throughout, store_all
 from lowtide.plan.program.simulate import simulate
+from tests.plan import written
 from tests.plan.random_steps import random_step
 from tests.planning import plan_for, searched
 
@@ -146,3 +148,19 @@ def test_waiting_is_no_whole_number_of_units():
     else:
         pytest.fail("nothing was offloaded")
     assert 0 < plan.predicted.seconds - sum(seconds) < 1
+
+
+def test_a_storage_leaves_once_its_last_update_is_done():
+    graph = written.step(
+        "x:input", "f: x -> a", "g: a -> b", "up: a b -> a", "h: b -> c", "k: a c -> y", returned="y"
+    )
+    problem = build_problem(graph, [1.0] * 5)
+    (storage,) = (s for s, t in enumerate(problem.owner) if graph.tensors[t].id == "a")
+    program = lower(with_trips(problem, [Trip(storage, gone=3, back=4, late=4)]), ())
+    check(graph, program)
+    names = [
+        graph.ops[line.op].id if isinstance(line, Run) else type(line).__name__ for line in program.forward
+    ]
+    assert (
+        names.index("up") < names.index("Send") < names.index("h") < names.index("Fetch") < names.index("k")
+    )

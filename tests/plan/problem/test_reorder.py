@@ -23,7 +23,7 @@ from tests.plan.random_steps import random_step
 from tests.planning import plan_for
 
 
-def late_release(**attributes):
+def late_release(**fields):
     """Operator 3 could let go of the large tensor 2 before operator 2 takes memory."""
     sizes = [1, 1, 100, 50, 1]
     tensors = tuple(
@@ -34,10 +34,10 @@ def late_release(**attributes):
         Op("loss", "k", forward, (0,), (1,)),
         Op("large", "k", backward, (0,), (2,)),
         Op("other", "k", backward, (0,), (3,)),
-        Op("shrink", "k", backward, (2,), (4,), attributes=attributes),
+        Op("shrink", "k", backward, (2,), (4,), **fields),
         Op("end", "k", backward, (3, 4), ()),
     )
-    return Graph(tensors, ops, attributes={"returned": [1]})
+    return Graph(tensors, ops, returned=(1,))
 
 
 def test_who_lets_go_of_more_than_it_makes_runs_as_soon_as_it_can():
@@ -55,7 +55,7 @@ def test_operators_whose_order_shows_stay_in_it(attribute):
     graph = late_release(**shows)
     assert lean_order(build_problem(graph)) == [0, 1, 3, 2, 4]
     ops = list(graph.ops)
-    ops[2] = replace(ops[2], attributes=shows)
+    ops[2] = replace(ops[2], **shows)
     order = lean_order(build_problem(replace(graph, ops=tuple(ops))))
     assert order.index(2) < order.index(3)
 

@@ -84,7 +84,7 @@ def test_what_stays_through_a_view_is_not_there_twice_when_its_operator_runs_aga
     lines = [((0,), (1, 2)), ((1,), (3,)), ((0,), (4,)), ((2,), (5,)), ((1,), (6,))]
     phases = [Phase.FORWARD] * 3 + [Phase.BACKWARD] * 2
     ops = [Op(f"op{k}", "k", p, *line) for k, (p, line) in enumerate(zip(phases, lines, strict=True))]
-    graph = Graph(tuple(tensors), tuple(ops), attributes={"returned": [3]})
+    graph = Graph(tuple(tensors), tuple(ops), returned=(3,))
     problem = build_problem(graph, [1.0] * 5)
     outcome = evaluate(problem, {(2, 0)})
     live = simulate(graph, lower(problem, outcome.events)).live_bytes
@@ -118,7 +118,7 @@ def test_a_random_operator_that_runs_again_keeps_its_state():
         Tensor(str(k), 8, Role.INPUT if k == 0 else Role.ACTIVATION, device="cpu") for k in range(4)
     )
     ops = (
-        Op("noise", "k", inputs=(0,), outputs=(1,), device="cpu", attributes={"random": True}),
+        Op("noise", "k", inputs=(0,), outputs=(1,), device="cpu", random=True),
         Op("next", "k", inputs=(1,), outputs=(2,), device="cpu"),
         Op("back", "k", Phase.BACKWARD, inputs=(1, 2), outputs=(3,), device="cpu"),
     )

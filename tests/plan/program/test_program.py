@@ -45,9 +45,9 @@ def test_every_program_computes_the_same_and_drops_only_what_is_done(graph):
 @given(training_steps())
 def test_storing_everything_takes_what_lifetimes_say(graph):
     # what the step returns is held to the end by whoever called it
-    returned = graph.attributes["returned"]
+    returned = graph.returned
     keeper = Op("end", "k", Phase.BACKWARD, inputs=tuple(returned))
-    longer = Graph(graph.tensors, (*graph.ops, keeper), attributes=graph.attributes)
+    longer = Graph(graph.tensors, (*graph.ops, keeper), returned=graph.returned, updated=graph.updated)
     assert simulate(graph, store_all(graph)).live_bytes == liveness(longer).live_bytes[:-1]
 
 

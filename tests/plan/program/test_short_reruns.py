@@ -26,10 +26,7 @@ def case(seed):
     """A random step in which operators with two results can run again from the second one, in a fourth of the time."""
     graph, seconds, workspace, _ = random_step(seed, (4, 7), charges=False)
     both = [k for k, op in enumerate(graph.ops) if op.phase is Phase.FORWARD and len(op.outputs) == 2]
-    ops = tuple(
-        replace(op, attributes=op.attributes | {"short": [1]}) if k in both else op
-        for k, op in enumerate(graph.ops)
-    )
+    ops = tuple(replace(op, short=(1,)) if k in both else op for k, op in enumerate(graph.ops))
     return replace(graph, ops=ops), seconds, workspace, {k: seconds[k] / 4 for k in both}
 
 
@@ -98,17 +95,17 @@ def test_the_checker_refuses_a_short_run_that_cannot_be():
     lost = [*lines[:at], Drop((op.outputs[1],)), *lines[at:]]
     with pytest.raises(PlanError, match="which is not there"):
         check(graph, with_lines(lost, cut + (at < cut)))
-    plain = tuple(replace(one, attributes={}) for one in graph.ops)
+    plain = tuple(replace(one, short=(), updates=()) for one in graph.ops)
     with pytest.raises(PlanError, match="from what it saved, which it cannot"):
         check(replace(graph, ops=plain), program)
 
 
-def chain(**attributes):
+def chain(**fields):
     """A norm, a sum with another tensor, a ReLU."""
     tensors = tuple(Tensor(name, 8, shape=(2,), dtype="float32") for name in "xzysmr")
     ops = (
-        Op("norm", "aten._native_batch_norm_legit", Phase.FORWARD, (0,), (2, 4), attributes={"short": [1]}),
-        Op("add", "aten.add", Phase.FORWARD, (2, 1), (3,), attributes=attributes),
+        Op("norm", "aten._native_batch_norm_legit", Phase.FORWARD, (0,), (2, 4), short=(1,)),
+        Op("add", "aten.add", Phase.FORWARD, (2, 1), (3,), **fields),
         Op("relu", "aten.relu", Phase.FORWARD, (3,), (5,)),
     )
     return Graph(tensors, ops)
@@ -153,6 +150,6 @@ def test_the_checker_refuses_parts_that_one_run_does_not_have(changed, graph):
 @pytest.mark.parametrize("places", [[9], [0], "x", [[1]]])
 def test_the_checker_refuses_outputs_that_there_are_not(places):
     graph = chain()
-    norm = replace(graph.ops[0], attributes={"short": places})
+    norm = replace(graph.ops[0], short=tuple(places))
     with pytest.raises(PlanError, match="does not list outputs|from what it saved, which it cannot"):
         check(replace(graph, ops=(norm, *graph.ops[1:])), Program((*FIRST, *AGAIN)))

@@ -48,7 +48,7 @@ def plan(*means):
 @functools.cache
 def tiled():
     graph = step("x:input", "loop: x -> y", "back: dy x -> dx @backward", gradients="dx:x")
-    graph = replace(graph, ops=tuple(replace(op, kind=LOOP, attributes={"axes": [4]}) for op in graph.ops))
+    graph = replace(graph, ops=tuple(replace(op, kind=LOOP, axes=(4,)) for op in graph.ops))
     part = step("p:input", "f: p -> a", "g: a -> y", "df: dy a -> dp @backward")
     boxes = [Rect((0,), (2,)), Rect((2,), (4,))]
     steps = [TileStep(part, Costs((1.0,) * 3, (2,) * 3, "measured"), frozenset({1}))]

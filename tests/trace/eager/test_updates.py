@@ -26,9 +26,9 @@ def test_batch_norm_updates_its_buffers_itself():
     assert not [op for op in graph.ops if op.kind == "aten.copy_"]
     (norm,) = norms(graph)
     assert norm.kind == "aten._native_batch_norm_legit"
-    updated = [graph.tensors[norm.inputs[k]].name for k in norm.attributes["updates"]]
+    updated = [graph.tensors[norm.inputs[k]].name for k in norm.updates]
     assert updated == ["running_mean", "running_var"]
-    names = {graph.tensors[t].name for t in graph.attributes["updated_early"]}
+    names = {graph.tensors[t].name for t in graph.updated_early}
     assert names == {"running_mean", "running_var", "num_batches_tracked"}
 
 

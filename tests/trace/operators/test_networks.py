@@ -93,7 +93,7 @@ def test_operators_of_networks(address):
     rng, seen, refused = random.Random(0), set(), {}
     for one in forward(joint, leaves(joint)):
         shapes = [tuple(v.shape) for v in (*one.inputs, *one.outputs)]
-        key = one.op.kind, str(one.op.attributes["arguments"]), str(shapes)
+        key = one.op.kind, str(one.op.arguments), str(shapes)
         why = supported(one.op, one.graph)
         if why is not None:
             refused[one.op.kind] = why

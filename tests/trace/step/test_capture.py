@@ -44,11 +44,11 @@ def test_a_loss_is_captured_with_its_backward():
     assert {t.name for t in graph.tensors if t.role is Role.BUFFER} == {
         name for name, _ in model.named_buffers()
     }
-    updated = {graph.tensors[t].name for t in graph.attributes["updated"]}
+    updated = {graph.tensors[t].name for t in graph.updated}
     assert updated == {name for name, _ in model.named_buffers()}
     assert len(captured.joint.tangents) == 1
     assert graph.tensors[captured.joint.tangents[0]].shape == ()
-    assert any(op.attributes.get("random") for op in graph.ops)
+    assert any(op.random for op in graph.ops)
     assert {op.source.file for op in graph.ops if op.source} == {__file__}
 
 

@@ -32,7 +32,7 @@ def captured():
 
 def forward(graph, kind, **wanted):
     ops = [op for op in graph.ops if op.phase is Phase.FORWARD and op.kind == kind]
-    return [op for op in ops if all(op.attributes["arguments"][int(k[1:])] == v for k, v in wanted.items())]
+    return [op for op in ops if all(op.arguments[int(k[1:])] == v for k, v in wanted.items())]
 
 
 def sizes(graph, tensors):

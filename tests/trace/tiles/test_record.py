@@ -33,12 +33,10 @@ def compared(graph: Graph) -> Graph:
     """
     ops = []
     for op in graph.ops:
-        attributes = {
-            k: v for k, v in op.attributes.items() if k != "differentiates" or op.kind != "aten.add"
-        }
-        pairs = zip(attributes["strides"], op.inputs, strict=True)
-        attributes["strides"] = [strides_of(graph.tensors[t].shape, strides) for strides, t in pairs]
-        ops.append(msgspec.structs.replace(op, attributes=attributes))
+        pairs = zip(op.strides, op.inputs, strict=True)
+        strides = tuple(strides_of(graph.tensors[t].shape, strides) for strides, t in pairs)
+        told = "" if op.kind == "aten.add" else op.differentiates
+        ops.append(msgspec.structs.replace(op, strides=strides, differentiates=told))
     tensors = [
         msgspec.structs.replace(one, id=f"input {k}") if one.id.startswith(("primals_", "arg")) else one
         for k, one in enumerate(graph.tensors)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
@@ -124,7 +125,7 @@ def _step(
         "settings": environment.settings,
     }
     attributes = graph.attributes | {"environment": where}
-    named = Graph(graph.tensors, graph.ops, graph.name, graph.ordered, attributes)
+    named = msgspec.structs.replace(graph, attributes=attributes)
     return validate_step(Step(named, "capture", costs, spans, notes))
 
 

@@ -64,7 +64,7 @@ def no_trace(
 
     So are random states.
     """
-    updates = {joint.graph.tensors[t].name for t in joint.graph.attributes.get("updated", ())}
+    updates = {joint.graph.tensors[t].name for t in joint.graph.updated}
     named = _named(arguments, leaves)
     users = _users(arguments)
     together = bool(updates) and len(joint.inputs) != len(

@@ -19,8 +19,8 @@ def old_values(graph: Graph) -> frozenset[int]:
 
     A leaf that an operator of backward updates is not among them: it is updated itself, not a copy.
     """
-    updated = set(graph.attributes.get("updated", ()))
-    late = {t for op in graph.ops if op.phase is not Phase.FORWARD for t in _updates(op)}
+    updated = set(graph.updated)
+    late = {t for op in graph.ops if op.phase is not Phase.FORWARD for t in set(op.changes)}
     return frozenset(
         t
         for t, tensor in enumerate(graph.tensors)
@@ -49,7 +49,7 @@ def handed_over(
             named.add(line.tensor)
         elif isinstance(line, Drop):  # its copy to the host may still be under way until here
             named.update(t for t in line.tensors if t in sent or t in leaves)
-    renewed = old.intersection(graph.attributes.get("updated", ()))
+    renewed = old.intersection(graph.updated)
     owner = graph.storages()
     held = {t for t in _held(joint, program, leaves) if owner[t] == t or owner[t] not in renewed}
     return tuple(sorted(named.intersection(held).difference(joint.constants)))
@@ -82,7 +82,3 @@ def fetched_by_backward(program: Program, leaves: frozenset[int]) -> tuple[int, 
 
 def _made(op: Op, line: Run) -> tuple[int, ...]:
     return op.outputs[:1] if line.short else op.outputs
-
-
-def _updates(op: Op) -> set[int]:
-    return {op.inputs[k] for k in op.attributes.get("updates", ())} | set(op.inputs) & set(op.outputs)

@@ -218,8 +218,8 @@ class Running(Line):
         self.args, self.kwargs = list(call.args), dict(call.kwargs)
         self.fill = tuple(_fill(joint, enumerate(call.args))), tuple(_fill(joint, call.kwargs.items()))
         op = joint.graph.ops[run.op]
-        if not first and "updates" in op.attributes:
-            updates = {op.inputs[k] for k in op.attributes["updates"]}
+        if not first and op.updates:
+            updates = {op.inputs[k] for k in op.updates}
             likes = {place: joint.values[t] for place, t, _ in self.fill[0] if t in updates}
             self.function = without_update(self.function, list(likes), list(likes.values()))
             self.told = False
@@ -351,7 +351,7 @@ def random_again(joint: Joint, program: Program) -> tuple[int, ...]:
     for line in program.instructions:
         if isinstance(line, Run):
             (again if line.op in seen else seen).add(line.op)
-    return tuple(op for op in sorted(again) if joint.graph.ops[op].attributes.get("random"))
+    return tuple(op for op in sorted(again) if joint.graph.ops[op].random)
 
 
 def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class Interpreter:
         """Told before and after each operator runs, while somebody watches."""
         self.plan: Plan | None = None
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
-        self._early: tuple[int, ...] = tuple(joint.graph.attributes.get("updated_early", ()))
+        self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
         loops = partial(Turning, watched=self.watched)
@@ -237,7 +237,7 @@ def _device(joint: Joint) -> torch.device:
 def _before_first_update(joint: Joint, program: Program) -> int:
     """How many instructions of forward run before one that updates a buffer on its way."""
     for position, line in enumerate(program.forward):
-        if isinstance(line, Run) and "updates" in joint.graph.ops[line.op].attributes:
+        if isinstance(line, Run) and joint.graph.ops[line.op].updates:
             return position
     return len(program.forward)
 

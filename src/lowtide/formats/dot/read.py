@@ -13,13 +13,19 @@ from lowtide.cost import Step
 from lowtide.errors import FormatError, GraphError
 from lowtide.formats.jsontext import loads
 from lowtide.formats.text import Lines, decode, shorten, whole
-from lowtide.graph import Graph, Op, Tensor, validate
+from lowtide.graph import Graph, Op, Tensor, upgraded, validate
 
-__all__ = ["OP_REST", "TENSOR_REST", "VERSION", "quote", "read_dot", "recognise_dot"]
+__all__ = ["GRAPH_LISTS", "OP_REST", "TENSOR_REST", "VERSION", "quote", "read_dot", "recognise_dot"]
 
-VERSION = 1
+VERSION = 2
+_BEFORE = "1"
+"""In files of this version, what operators mean stands among their attributes."""
 TENSOR_REST = frozenset({"device", "alias", "gradient_of", "address", "boxes", "source", "attributes"})
-OP_REST = frozenset({"device", "kernels", "boxes", "source", "attributes"})
+_MEANING = frozenset(
+    {"random", "once", "updates", "short", "differentiates", "axes"}
+    | {"overload", "arguments", "options", "strides", "in_place"}
+)
+OP_REST = frozenset({"device", "kernels", "boxes", "source", "attributes"}) | _MEANING
 """Fields that stand together in ``lowtide_rest`` as JSON."""
 
 _HEAD = re.compile(rb"(?:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*(?:strict\s+)?(?:di)?graph\b[^\n]{0,500}\{")
@@ -32,7 +38,9 @@ _PLAIN = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
 _TENSOR_KEYS = {"id", "name", "bytes", "role", "shape", "dtype", "rest", "node"}
 _OP_KEYS = {"id", "name", "kind", "phase", "category", "rest", "node"}
 _EDGE_KEYS = {"port", "shape_only", "after"}
-_GRAPH_KEYS = {"version", "format", "name", "ordered", "attributes"}
+GRAPH_LISTS = ("returned", "updated", "updated_early")
+"""Lists of tensors, each in an attribute of its own."""
+_GRAPH_KEYS = {"version", "format", "name", "ordered", "attributes", *GRAPH_LISTS}
 _OURS = f"a Graphviz file written by lowtide, version {VERSION}"
 
 _Item = TypeVar("_Item", Tensor, Op)
@@ -69,6 +77,8 @@ class _File:
 
     graph: dict[str, Any] | None = None
     format: str = ""
+    before: bool = False
+    """Whether it is of the version before."""
     nodes: dict[str, _Node] = field(default_factory=dict)
 
     def of_kind(self, is_op: bool) -> list[_Node]:
@@ -187,7 +197,7 @@ def _ours(pairs: _Attributes, subject: list[str], line: int) -> _Attributes:
 
 def _take_graph(ours: _Attributes, found: _File, line: int) -> None:
     version = ours.get("version")
-    if version != str(VERSION):
+    if version not in (_BEFORE, str(VERSION)):
         problem = "no version" if version is None else f"version {shorten(version)}"
         _fail(line, f"a Graphviz file with {problem}", _OURS)
     if found.graph is not None:
@@ -199,6 +209,9 @@ def _take_graph(ours: _Attributes, found: _File, line: int) -> None:
     if not isinstance(attributes, dict):
         _fail(line, "lowtide_attributes", "a JSON object")
     found.graph = {"name": ours.get("name", ""), "ordered": ordered, "attributes": attributes}
+    for key in GRAPH_LISTS:
+        found.graph[key] = tuple(whole(n, line, "position") for n in ours.get(key, "").split())
+    found.before = version == _BEFORE
     found.format = ours.get("format", "")
 
 
@@ -256,6 +269,7 @@ def _step(found: _File) -> Step:
         **found.graph,
     )
     try:
+        graph = upgraded(graph) if found.before else graph
         validate(graph)
     except GraphError as error:
         node = ops[error.op] if error.op is not None else tensors[error.tensor or 0]

@@ -15,14 +15,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from lowtide.cost import Step
 from lowtide.formats.base import Format, Written
-from lowtide.formats.dot.read import OP_REST, TENSOR_REST, VERSION, quote, read_dot, recognise_dot
+from lowtide.formats.dot.read import (
+    GRAPH_LISTS,
+    OP_REST,
+    TENSOR_REST,
+    VERSION,
+    quote,
+    read_dot,
+    recognise_dot,
+)
 from lowtide.formats.losses import Part, losses_of
 from lowtide.graph import Op, Phase, Rect, Role, Tensor
 from lowtide.units import format_bytes
@@ -81,6 +89,7 @@ def write_dot(step: Step) -> Written:
                 "lowtide_name": graph.name,
                 "lowtide_ordered": "true" if graph.ordered else "false",
                 "lowtide_attributes": _json(graph.attributes) if graph.attributes else None,
+                **{f"lowtide_{key}": _listed(getattr(graph, key)) for key in GRAPH_LISTS},
                 "rankdir": "TB",
                 "ranksep": "0.35",
                 "nodesep": "0.25",
@@ -100,6 +109,10 @@ def write_dot(step: Step) -> Written:
 
 def _attributes(values: Mapping[str, str | None]) -> str:
     return " [" + ", ".join(f"{k}={quote(v)}" for k, v in values.items() if v is not None) + "];"
+
+
+def _listed(numbers: Sequence[int]) -> str | None:
+    return " ".join(map(str, numbers)) or None
 
 
 def _json(value: Any) -> str:

@@ -14,9 +14,9 @@ Arguments = Sequence[Any]
 
 def param_of(op: Op) -> dict[str, Any]:
     """The parameters under the names that MegEngine gives them; nothing where none are known."""
-    arguments = op.attributes.get("arguments")
+    arguments = op.arguments
     make = _PARAMS.get(op.kind)
-    if make is None or not isinstance(arguments, list):
+    if make is None or arguments is None:
         return {}
     try:
         return make(arguments)

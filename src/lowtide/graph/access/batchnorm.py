@@ -20,7 +20,7 @@ def _forward(*, training: bool | None = None, running: int | None = None) -> Rul
 
     def rule(call: Call) -> list[Relation]:
         given, weight, bias, mean, variance = (call.value(k) for k in range(5))
-        if call.op.attributes.get("overload") == "no_stats":
+        if call.op.overload == "no_stats":
             mean, variance, trains = None, None, bool(call.value(3))
         else:
             trains = bool(call.value(5)) if training is None else training

@@ -26,8 +26,8 @@ class Call:
         self.shapes: tuple[Shape, ...] = tuple(graph.tensors[t].shape or () for t in op.inputs)
         self._types = tuple(graph.tensors[t].dtype for t in op.inputs)
         self.outputs: tuple[Shape, ...] = tuple(graph.tensors[t].shape or () for t in op.outputs)
-        self._values: Sequence[Any] = op.attributes.get("arguments") or ()
-        self._options: dict[str, Any] = op.attributes.get("options") or {}
+        self._values: Sequence[Any] = op.arguments or ()
+        self._options: dict[str, Any] = op.options
 
     def value(self, position: int, default: Any = None) -> Any:
         """An argument by position."""

@@ -54,7 +54,7 @@ def _valueless(call: Call) -> list[Relation]:
 
 def _bernoulli(call: Call) -> list[Relation] | None:
     """With a number for the probability the tensor is asked for its shape alone."""
-    if call.op.attributes.get("overload") in ("p", "float", "float_"):
+    if call.op.overload in ("p", "float", "float_"):
         return [call.relation(shape, []) for shape in call.outputs]
     return _pointwise(call)
 

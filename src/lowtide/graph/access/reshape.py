@@ -85,7 +85,7 @@ def _index(mine: list[_Factor], factors: list[_Factor], shape: Shape, length: in
 def _view(call: Call) -> list[Relation] | None:
     """Another shape for the same elements; another type of element only where the shape stays."""
     source, shape = call.shape(call.value(0)) or (), call.outputs[0]
-    if call.op.attributes.get("overload") == "dtype" and source != shape:
+    if call.op.overload == "dtype" and source != shape:
         return None
     return [call.relation(shape, [(call.value(0), reshaped(source, shape))])]
 

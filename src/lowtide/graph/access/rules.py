@@ -51,7 +51,7 @@ def access(graph: Graph, op: Op) -> Access:
     rule = _rule(op)
     call = Call(graph, op)
     told = all(graph.tensors[t].shape is not None for t in (*op.inputs, *op.outputs))
-    relations = rule(call) if rule is not None and told and "arguments" in op.attributes else None
+    relations = rule(call) if rule is not None and told and op.arguments is not None else None
     if relations is None:
         return Access(False, tuple(map(call.everything, call.outputs)))
     return Access(True, tuple(relations))

@@ -12,7 +12,7 @@ from lowtide.errors import GraphError
 from lowtide.graph.access.index import Either, Index, Only, Slide, Spread, Window
 from lowtide.graph.access.relation import Relation
 from lowtide.graph.access.rules import access
-from lowtide.graph.attributes import check_attributes
+from lowtide.graph.fields import check_fields
 from lowtide.graph.rect import Rect
 from lowtide.graph.types import Graph, Op
 
@@ -29,7 +29,7 @@ def check_calls(graph: Graph) -> Graph:
 
     Relations of a graph that passes can be asked for any part of an output.
     """
-    check_attributes(graph)
+    check_fields(graph)
     for k in range(len(graph.ops)):
         with _named(graph, k):
             _ask(graph, graph.ops[k])

@@ -56,7 +56,7 @@ def ends(graph: Graph, cut: Cut, accesses: Mapping[int, Access]) -> list[int]:
     none, and what has rows and columns has channels or images too.
     """
     ops = _phase(graph, Phase.FORWARD)
-    returned = graph.attributes.get("returned") or [t for k in ops[-1:] for t in graph.ops[k].outputs]
+    returned = graph.returned or [t for k in ops[-1:] for t in graph.ops[k].outputs]
     leading, _ = ancestors(graph, ops, accesses, returned)
     inputs = {t for t, tensor in enumerate(graph.tensors) if tensor.role is Role.INPUT}
     reached, found = set(inputs), []
@@ -156,7 +156,7 @@ def _gradient_of(
     own = end
     while own in maker:
         name = graph.ops[maker[own]].id
-        group = [op for op in graph.ops if op.attributes.get("differentiates") == name]
+        group = [op for op in graph.ops if op.differentiates == name]
         if group:
             inner = {t for op in group for t in op.outputs}
             read = {t for op in group for t in op.reads if t not in maker and t not in inner}

@@ -87,7 +87,7 @@ def unrepeatable(graph: Graph) -> set[int]:
         touched = {storage[t] for t in (*op.reads, *op.outputs)}
         made = {storage[t] for t in op.outputs}
         past = {s for s in touched if k < changing.get(s, -1) and not leaf[s]}
-        if op.attributes.get("once"):
+        if op.once:
             found.add(k)
         if past or set(op.inputs) & set(op.outputs) or any(s in changing and not leaf[s] for s in made):
             found.add(k)

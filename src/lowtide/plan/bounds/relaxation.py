@@ -100,7 +100,7 @@ class _Relaxed:
                 continue
             reads.append(self._reads(op))
             writes.append(tuple(s for s in problem.writes[v] if problem.owner[s] not in self.unclear))
-            changes = set(op.inputs) & set(op.outputs) or not op.outputs or op.attributes.get("once")
+            changes = set(op.inputs) & set(op.outputs) or not op.outputs or op.once
             again.append(problem.asked[v] and not changes)
             workspace.append(self._workspace(v, op))
             over.append(self._over(v, op))
@@ -164,7 +164,7 @@ class _Relaxed:
     def _fixed(self) -> tuple[int, ...]:
         """Leaves, and copies of those that operators of backward read as they were before the step."""
         problem, graph = self.problem, self.graph
-        updated = set(graph.attributes.get("updated", ()))
+        updated = set(graph.updated)
         copied = {
             t
             for k, op in enumerate(graph.ops)

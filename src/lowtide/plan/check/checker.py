@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lowtide.graph import Graph
-from lowtide.plan.check.graph import facts_of, sound_attributes
+from lowtide.plan.check.graph import facts_of, sound_fields
 from lowtide.plan.check.play import Player
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.program.instructions import Program
@@ -47,7 +47,7 @@ def check(
     names operators that have a form in place; None: whoever runs the Program looks whether they do.
     ``inside`` says that the Program is the body of a loop.
     """
-    sound_attributes(graph)
+    sound_fields(graph)
     if workspace_bytes and len(workspace_bytes) != len(graph.ops):
         raise broken(Rule.AMOUNTS, f"{len(workspace_bytes)} workspaces for {len(graph.ops)} operators")
     facts = facts_of(graph, offload, inside=inside)

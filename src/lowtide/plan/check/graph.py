@@ -7,19 +7,18 @@ from dataclasses import dataclass
 
 from lowtide.errors import GraphError
 from lowtide.graph import (
-    ACCUMULATE,
     RESIDENT_ROLES,
     Graph,
     Op,
     Phase,
     Role,
     Tensor,
-    check_attributes,
+    check_fields,
     validate,
 )
 from lowtide.plan.check.rules import Rule, broken
 
-__all__ = ["CUDA_GRANULE", "Facts", "allocated", "facts_of", "only_names", "sound", "sound_attributes"]
+__all__ = ["CUDA_GRANULE", "Facts", "allocated", "facts_of", "only_names", "sound", "sound_fields"]
 
 CUDA_GRANULE = 512
 """The allocator gives memory on CUDA in multiples of so many bytes."""
@@ -35,13 +34,13 @@ def sound(graph: Graph) -> None:
         raise broken(Rule.GRAPH, str(error)) from error
     if not graph.ordered:
         raise broken(Rule.GRAPH, "its graph does not say in which order operators run")
-    sound_attributes(graph)
+    sound_fields(graph)
 
 
-def sound_attributes(graph: Graph) -> None:
-    """Raise a PlanError if an attribute of the graph that a Program relies on is none."""
+def sound_fields(graph: Graph) -> None:
+    """Raise a PlanError if a field of the graph that a Program relies on is wrong."""
     try:
-        check_attributes(graph)
+        check_fields(graph)
     except GraphError as error:
         raise broken(Rule.GRAPH, str(error)) from error
     problem = _made_twice(graph)
@@ -109,20 +108,20 @@ def facts_of(graph: Graph, offload: Collection[str] = (), *, inside: bool = Fals
     """
     tensors = graph.tensors
     root = graph.storages()
-    updates = [_updates(op) for op in graph.ops]
+    updates = [op.changes for op in graph.ops]
     late = {
         root[t]
         for op, ts in zip(graph.ops, updates, strict=True)
         if op.phase is not Phase.FORWARD
         for t in ts
     }
-    updated = {root[t] for t in graph.attributes.get("updated", ())}
+    updated = {root[t] for t in graph.updated}
     changed = updated.union(*({root[t] for t in ts} for ts in updates))
     roots = [t for t in range(len(tensors)) if root[t] == t and tensors[t].role in RESIDENT_ROLES]
     old = {t for t in roots if (t in updated or tensors[t].role is Role.BUFFER) and t not in late}
     old = set() if inside else old
     made = frozenset(t for op in graph.ops for t in op.outputs)
-    returned = frozenset(graph.attributes.get("returned", ()))
+    returned = frozenset(graph.returned)
     leaf = [tensors[r].role in RESIDENT_ROLES for r in root]
     roles = {_MAY_LEAVE[name] for name in offload if name in _MAY_LEAVE}
     shown = {root[t] for t in returned}
@@ -159,18 +158,11 @@ def only_names(graph: Graph, op: Op) -> bool:
 
     One that reads and makes nothing runs for what it changes: it adds to the gradients of tiles.
     """
-    if any(op.attributes.get(name) for name in ("random", "once", "updates")):
+    if not op.repeatable:
         return False
     if not op.outputs:
         return not op.reads
     return all(graph.tensors[t].alias is not None and t not in op.inputs for t in op.outputs)
-
-
-def _updates(op: Op) -> tuple[int, ...]:
-    found = [t for t in op.outputs if t in op.inputs]
-    found += [op.inputs[k] for k in op.attributes.get("updates", ())]
-    found += op.inputs[:1] if op.kind == ACCUMULATE else ()
-    return tuple(dict.fromkeys(found))
 
 
 def _versions(

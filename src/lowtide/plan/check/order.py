@@ -57,8 +57,8 @@ class Order:
 def _generators(graph: Graph, op: int) -> set[str]:
     """Where an operator draws from."""
     one = graph.ops[op]
-    found = {one.device or "cpu"} if one.attributes.get("random") else set()
-    return found | ({_UNKNOWN} if one.attributes.get("once") else set())
+    found = {one.device or "cpu"} if one.random else set()
+    return found | ({_UNKNOWN} if one.once else set())
 
 
 def _inside(bodies: Sequence[Body], line: Loop) -> set[str]:

@@ -15,7 +15,7 @@ STATE_BYTES = 2 * 5056
 def restorable_bytes(graph: Graph) -> int:
     """What forward updates on its way is copied into one block for each kind of number."""
     blocks: dict[tuple[str, str | None], int] = {}
-    for t in graph.attributes.get("updated_early", ()):
+    for t in graph.updated_early:
         one = graph.tensors[t]
         blocks[one.device, one.dtype] = blocks.get((one.device, one.dtype), 0) + one.bytes
     cuda = {key: -(-size // CUDA_GRANULE) * CUDA_GRANULE for key, size in blocks.items()}
@@ -28,7 +28,7 @@ def random_again(graph: Graph, program: Program) -> set[int]:
     for line in program.instructions:
         if isinstance(line, Run) and 0 <= line.op < len(graph.ops):
             count[line.op] = count.get(line.op, 0) + 1
-    twice = [op for op, n in count.items() if n > 1 and graph.ops[op].attributes.get("random")]
+    twice = [op for op, n in count.items() if n > 1 and graph.ops[op].random]
     return {op for op in twice if graph.ops[op].device.startswith("cpu")}
 
 
@@ -37,12 +37,12 @@ def beside_bytes(facts: Facts, program: Program) -> int:
     graph = facts.graph
     behind = {op.device.partition(":")[0] for op in graph.ops if op.phase is not Phase.FORWARD}
     scalar = CUDA_GRANULE if "cuda" in behind else 8 if "cpu" in behind else 0
-    updated = set(graph.attributes.get("updated", ()))
+    updated = set(graph.updated)
     old: set[int] = set()
     for line in program.backward:
         if isinstance(line, Run) and 0 <= line.op < len(graph.ops):
             op = graph.ops[line.op]
-            passed = {op.inputs[k] for k in op.attributes.get("updates", ())}
+            passed = {op.inputs[k] for k in op.updates}
             reads = set(op.reads) - passed
             old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
     return 4 * scalar + sum(facts.size[t] for t in old)

@@ -195,7 +195,7 @@ class Player(Held):
     def _refuse_again(self, op: Op, again: bool) -> None:
         if again and (set(op.inputs) & set(op.outputs) or not op.outputs):
             self._wrong(Rule.ONCE, f"runs {op.label!r} again, which changes its input")
-        if again and op.attributes.get("once"):
+        if again and op.once:
             self._wrong(Rule.ONCE, f"runs {op.label!r} again, which nobody knows to give the same twice")
 
     def _update(self, index: int, op: Op) -> None:

@@ -31,7 +31,7 @@ def wrong_short(
         if follows and isinstance(before, Run) and before.short and _is_part(graph, graph.ops[before.op], op):
             return None
         return f"runs {op.label!r} as part of a run before it, which it does not follow"
-    saved = [op.outputs[k] for k in op.attributes.get("short", ())]
+    saved = [op.outputs[k] for k in op.short]
     if not again or not saved or op.outputs[0] in saved or line.in_place is not None:
         return f"runs {op.label!r} from what it saved, which it cannot"
     missing = [graph.tensors[t].label for t in saved if t not in there]
@@ -42,12 +42,12 @@ def _is_part(graph: Graph, before: Op, op: Op) -> bool:
     """Whether an operator can be part of the short run before it: a sum as it is, then a ReLU."""
     if not op.inputs or before.outputs[0] != op.inputs[0]:
         return False
-    first = "short" in before.attributes
+    first = bool(before.short)
     if op.kind == _RELU:
         return first or before.kind == _ADD
-    if not first or len(op.inputs) != 2 or op.attributes.get("options"):
+    if not first or len(op.inputs) != 2 or op.options:
         return False
     one, other = (graph.tensors[t] for t in op.inputs)
-    lies = op.attributes.get("strides")
+    lies = op.strides
     alike = not isinstance(lies, list | tuple) or len(lies) != 2 or lies[0] == lies[1]
     return one.shape == other.shape and one.dtype == other.dtype and alike

@@ -20,7 +20,7 @@ def wrong_loop(graph: Graph, line: Loop, bodies: int) -> str | None:
     for tile in line.tiles:
         if not 0 <= tile.body < bodies:
             return f"turns body {tile.body}; the program has {bodies}"
-    return wrong_boxes([tile.over for tile in line.tiles], op.attributes.get("axes", ()))
+    return wrong_boxes([tile.over for tile in line.tiles], op.axes)
 
 
 def wrong_boxes(boxes: Sequence[Rect], axes: Sequence[int]) -> str | None:

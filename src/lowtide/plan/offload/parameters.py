@@ -31,8 +31,8 @@ def movable(graph: Graph, offload: Collection[str], pinned: Collection[int] = ()
     """Leaves that may leave the device: of the kinds allowed, not changed by the step, not ``pinned``."""
     roles = {MOVABLE[name] for name in offload}
     storage = graph.storages()
-    stay = {storage[t] for t in graph.attributes.get("updated", ())}
-    stay |= {storage[t] for t in graph.attributes.get("returned", ())}
+    stay = {storage[t] for t in graph.updated}
+    stay |= {storage[t] for t in graph.returned}
     stay |= {storage[t] for op in graph.ops for t in set(op.inputs) & set(op.outputs)} | set(pinned)
     tensors = enumerate(graph.tensors)
     return tuple(k for k, t in tensors if t.role in roles and t.alias is None and t.bytes and k not in stay)

@@ -49,7 +49,7 @@ class _Views:
         self.maker = {t: k for k in views for t in graph.ops[k].outputs}
         kept = set(kept_throughout(graph))
         self.kept_views = [k for k in views if kept.intersection(graph.ops[k].outputs)]
-        updated = set(graph.attributes.get("updated", ()))
+        updated = set(graph.updated)
         self.old_value = {
             k
             for k, t in enumerate(graph.tensors)
@@ -66,6 +66,7 @@ class _Views:
         forward = 0
         fetched = dict(problem.fetched)
         following = _following(problem.ops)
+        leaving = self._leaving()
         for instant, op in order:
             if instant >= problem.split and not forward:
                 forward = self._end_of_forward(pending)
@@ -83,12 +84,28 @@ class _Views:
                 if t not in graph.ops[k].inputs:
                     self.held[self.storage[t]] = {}
             if instant == op:
-                self.found += [Send(problem.owner[s]) for s in problem.writes[op] if s in problem.sent]
+                self.found += [Send(problem.owner[s]) for s in leaving.get(op, ())]
         if not forward:
             forward = self._end_of_forward(pending)
         while pending:
             self._make(pending.pop())
         return self.found, forward
+
+    def _leaving(self) -> dict[int, list[int]]:
+        """Storages whose copy to the host starts after an operator: the last one to write before they go."""
+        graph, problem = self.graph, self.problem
+        fetched = dict(problem.fetched)
+        aside = [k for k, op in enumerate(problem.ops) if op < 0 and k not in fetched]
+        gone = {s: k for k in aside for s in problem.reads[k]}
+        found: dict[int, list[int]] = {}
+        for s in problem.sent:
+            last = problem.producer[s]
+            for k in range(last + 1, gone[s]):
+                op = graph.ops[problem.ops[k]] if problem.ops[k] >= 0 else None
+                if op is not None and problem.owner[s] in {self.storage[t] for t in op.changes}:
+                    last = k
+            found.setdefault(last, []).append(s)
+        return found
 
     def _aside(self, op: int, fetched: dict[int, int]) -> None:
         """A pause, a copy back, or the end of a copy to the host."""

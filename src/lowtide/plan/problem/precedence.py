@@ -135,17 +135,15 @@ def _updates(graph: Graph, root: Sequence[int]) -> dict[int, list[int]]:
 def _shows(graph: Graph) -> list[bool]:
     """For each operator whether its place among others like it may show in the result."""
     root = graph.storages()
-    changed = {root[t] for t in graph.attributes.get("updated", ())}
+    changed = {root[t] for t in graph.updated}
     count: dict[int, int] = {}
     for op in graph.ops:
         changed |= {root[t] for t in set(op.inputs) & set(op.outputs)}
-        changed |= {root[op.inputs[k]] for k in op.attributes.get("updates", ())}
+        changed |= {root[op.inputs[k]] for k in op.updates}
         for t in set(op.outputs):
             count[t] = count.get(t, 0) + 1
     changed |= {root[t] for t, times in count.items() if times > 1}
     return [
-        any(op.attributes.get(name) for name in ("random", "once", "updates"))
-        or not op.outputs
-        or any(root[t] in changed for t in (*op.inputs, *op.outputs))
+        not op.repeatable or not op.outputs or any(root[t] in changed for t in (*op.inputs, *op.outputs))
         for op in graph.ops
     ]

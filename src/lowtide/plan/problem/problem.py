@@ -144,7 +144,7 @@ def build_problem(
 
 def is_view(graph: Graph, op: Op, storage: Sequence[int]) -> bool:
     """Whether an operator only gives other names to the storages it reads, any number of times."""
-    if any(op.attributes.get(name) for name in ("random", "once", "updates")):
+    if not op.repeatable:
         return False
     held = {storage[t] for t in op.reads}
     return held == {storage[t] for t in op.outputs} and all(
@@ -215,7 +215,7 @@ class _Builder:
             late = any(last_write.get(s, -1) >= v for s in touched if s not in self.leaves)
             late = (
                 late
-                or bool(op.attributes.get("once"))
+                or bool(op.once)
                 or any(s in rewritten or s in self.pinned for s in made)
                 or bool(renewed & self._leaves_read(op))
             )
@@ -324,7 +324,7 @@ class _Builder:
     def _charges(self, resident: int) -> tuple[list[int], list[Charge], list[tuple[int, ...]]]:
         graph = self.graph
         tensors = graph.tensors
-        updated = set(graph.attributes.get("updated", ()))
+        updated = set(graph.updated)
         copied_if_read = [
             {t for r in graph.ops[k].reads_again for t in self.sources(r)[1]
              if t in updated or tensors[t].role is Role.BUFFER}
@@ -346,7 +346,7 @@ class _Builder:
                     charges.append(Charge(allocated_bytes(tensors[t]), 0, 0, self.split))
                 mine.append(number[t])
             op = graph.ops[k]
-            if op.attributes.get("random") and op.device.startswith("cpu"):
+            if op.random and op.device.startswith("cpu"):
                 mine.append(len(charges))
                 charges.append(Charge(RANDOM_STATE_BYTES, v, v, 0))
             charged.append(tuple(mine))

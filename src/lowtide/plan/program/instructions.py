@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from lowtide.graph import Graph, Rect
+from lowtide.graph import Graph, Rect, upgraded
 
 __all__ = ["Body", "Drop", "Fetch", "Instruction", "Loop", "Program", "Run", "Send", "Tile"]
 
@@ -84,12 +84,20 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bodies: tuple[Body, ...] = ()
     """What loops run, a step of its own each."""
     lowtide: Literal["program"] = "program"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         """Both parts, one after the other."""
         return self.forward + self.backward
+
+    def upgraded(self) -> Program:
+        """The same as this version writes it, where it is from a file of the version before."""
+        bodies = tuple(
+            msgspec.structs.replace(body, graph=upgraded(body.graph), program=body.program.upgraded())
+            for body in self.bodies
+        )
+        return msgspec.structs.replace(self, bodies=bodies, version=2)
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -143,7 +143,7 @@ class Memory:
 
 def saved_for(op: Op) -> tuple[int, ...]:
     """Outputs of its first run that a short second run of an operator reads."""
-    return tuple(op.outputs[k] for k in op.attributes.get("short", ()))
+    return tuple(op.outputs[k] for k in op.short)
 
 
 def _given(graph: Graph) -> list[int]:

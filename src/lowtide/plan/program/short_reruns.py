@@ -91,8 +91,8 @@ def _is_relu(op: Op) -> bool:
 
 def _is_sum(graph: Graph, op: Op) -> bool:
     """Whether an operator adds two tensors of one shape, type and layout, as they are."""
-    if op.kind != "aten.add" or len(op.inputs) != 2 or op.attributes.get("options"):
+    if op.kind != "aten.add" or len(op.inputs) != 2 or op.options:
         return False
     first, second = (graph.tensors[t] for t in op.inputs)
-    strides = op.attributes.get("strides") or (None, None)
+    strides = op.strides or (None, None)
     return (first.shape, first.dtype, strides[0]) == (second.shape, second.dtype, strides[1])

@@ -34,7 +34,7 @@ def _with_old_views(graph: Graph, backward: Sequence[int]) -> list[int]:
 
     Such a leaf is read as it was before the step; a view that forward made of it shows its new value.
     """
-    storage, updated = graph.storages(), set(graph.attributes.get("updated", ()))
+    storage, updated = graph.storages(), set(graph.updated)
     views = [k for k, op in enumerate(graph.ops) if op.outputs and only_views(graph, op)]
     maker = {t: k for k in views for t in graph.ops[k].outputs if storage[t] in updated}
     if not maker:
@@ -47,7 +47,7 @@ def _with_old_views(graph: Graph, backward: Sequence[int]) -> list[int]:
 
 def only_views(graph: Graph, op: Op) -> bool:
     """Whether all an operator makes are views: a program in which nobody reads them may leave it out."""
-    if any(op.attributes.get(name) for name in ("random", "once", "updates")):
+    if not op.repeatable:
         return False
     if not op.outputs:
         return not op.reads
@@ -63,7 +63,7 @@ def recompute_all(graph: Graph, *, each_use: bool = False) -> Program:
     split = forward_count(graph)
     producer = {t: k for k in range(split) for t in graph.ops[k].outputs}
     kept = set(kept_throughout(graph))
-    held = kept | {t for op in graph.ops if op.attributes.get("once") for t in op.outputs}
+    held = kept | {t for op in graph.ops if op.once for t in op.outputs}
     backward: list[int] = []
     for k in range(split, len(graph.ops)):
         wanted = [t for t in graph.ops[k].reads if t in producer and t not in held]
@@ -117,7 +117,7 @@ def with_update(graph: Graph, program: Program) -> Program:
 
 def kept_throughout(graph: Graph) -> list[int]:
     """Tensors that are never dropped: leaves, what the step returns, and gradients of leaves."""
-    returned = set(graph.attributes.get("returned", ()))
+    returned = set(graph.returned)
     return [
         k
         for k, tensor in enumerate(graph.tensors)

@@ -122,14 +122,14 @@ def _states(graph: Graph, program: Program) -> set[int]:
     seen: set[int] = set()
     again: set[int] = set()
     for line in program.instructions:
-        if isinstance(line, Run) and graph.ops[line.op].attributes.get("random"):
+        if isinstance(line, Run) and graph.ops[line.op].random:
             (again if line.op in seen else seen).add(line.op)
     return {op for op in again if graph.ops[op].device.startswith("cpu")}
 
 
 def _copied(graph: Graph, program: Program) -> int:
     """Leaves that backward reads and the step updates in between are copied before forward."""
-    updated = set(graph.attributes.get("updated", ()))
+    updated = set(graph.updated)
     runs = (line for line in program.backward if isinstance(line, Run))
     read = {t for line in runs for t in graph.ops[line.op].reads_again}
     copied = {t for t in read if t in updated or graph.tensors[t].role is Role.BUFFER}
@@ -139,7 +139,7 @@ def _copied(graph: Graph, program: Program) -> int:
 def kept_to_restore(graph: Graph) -> int:
     """What forward updates on its way is kept until it has succeeded: one block for each type of number."""
     blocks: dict[tuple[str, str | None], int] = {}
-    for t in graph.attributes.get("updated_early", ()):
+    for t in graph.updated_early:
         tensor = graph.tensors[t]
         blocks[tensor.device, tensor.dtype] = blocks.get((tensor.device, tensor.dtype), 0) + tensor.bytes
     return sum(rounded(size, device) for (device, _), size in blocks.items())

@@ -18,6 +18,6 @@ def updated_leaves(graph: Graph, storage: list[int], leaves: Collection[int]) ->
     found: set[int] = set()
     for op in graph.ops:
         changed = {t for t in op.outputs if t in op.inputs}
-        changed.update(op.inputs[j] for j in op.attributes.get("updates", ()))
+        changed.update(op.inputs[j] for j in op.updates)
         found |= {storage[t] for t in changed if storage[t] in leaves}
     return found

@@ -72,7 +72,7 @@ def _tiles(plan: Plan) -> Iterator[str]:
         if times := runs.pop(line.op, 0):
             op = plan.graph.ops[line.op]
             shapes = " or ".join(dict.fromkeys(_sizes(tile.over.shape) for tile in line.tiles))
-            whole, bodies = _sizes(op.attributes.get("axes", ())), len({tile.body for tile in line.tiles})
+            whole, bodies = _sizes(op.axes), len({tile.body for tile in line.tiles})
             programs = f"{bodies} programs" if bodies > 1 else "one program"
             often = f", {times} times" if times > 1 else ""
             yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}{often}"
@@ -91,7 +91,7 @@ def _inside(body: Body) -> Iterator[str]:
     """Loops inside a tile."""
     for line in body.program.forward:
         if isinstance(line, Loop):
-            whole = _sizes(body.graph.ops[line.op].attributes.get("axes", ()))
+            whole = _sizes(body.graph.ops[line.op].axes)
             yield f"inside     {len(line.tiles)} tiles of {whole} to {line.end}"
 
 

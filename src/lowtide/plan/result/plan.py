@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from lowtide.graph import Graph
+from lowtide.graph import Graph, upgraded
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.instructions import Program
 
@@ -117,7 +117,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disturbed: int = 0
     """Operators whose times were measured while the machine was busy."""
     lowtide: Literal["plan"] = "plan"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
+
+    def upgraded(self) -> Plan:
+        """The same as this version writes it, where it is from a file of the version before."""
+        return msgspec.structs.replace(
+            self, graph=upgraded(self.graph), program=self.program.upgraded(), version=2
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide plan --json`` prints them."""

@@ -89,7 +89,7 @@ _FIRST_ALONE = frozenset(
 
 def target_of(op: Op) -> Any:
     """The function that the operator calls, or None where there is none of that name."""
-    return _target(op.kind, op.attributes.get("overload") or "default")
+    return _target(op.kind, op.overload or "default")
 
 
 @cache
@@ -109,19 +109,19 @@ def handler(op: Op) -> Handler | None:
 
 def _arguments(op: Op) -> dict[str, Any]:
     """Arguments by name, as the graph has them."""
-    given = op.attributes.get("arguments") or ()
+    given = op.arguments or ()
     names = [argument.name for argument in signature(target_of(op))]
-    return dict(zip(names, given, strict=False)) | (op.attributes.get("options") or {})
+    return dict(zip(names, given, strict=False)) | (op.options)
 
 
 def reason(op: Op, graph: Graph, wanted: Rect | None, output: int) -> str | None:
     """Why the operator cannot be run on parts of its inputs, in words; None where it can."""
     found = handler(op) if target_of(op) is not None else None
-    if op.attributes.get("random") and not (found is rows.attention and not _arguments(op).get("dropout_p")):
+    if op.random and not (found is rows.attention and not _arguments(op).get("dropout_p")):
         return "it draws random numbers, and a part would draw others than the whole"
     if found is rows.batch_norm and _training(op):
         return "its statistics are those of the whole batch"
-    if op.attributes.get("updates"):
+    if op.updates:
         return "it writes into one of its inputs"
     if found is None:
         return f"{op.kind} is not among the operators that can be run on parts"
@@ -152,7 +152,7 @@ def _of_arguments(op: Op, graph: Graph, found: Handler, wanted: Rect | None, out
         return "it rolls over the ends of rows"
     if found is moved.index and any(_is_mask(graph, op, one) for one in given["indices"]):
         return "a mask says which elements it takes"
-    if found is layout.view and op.attributes.get("overload") == "dtype":
+    if found is layout.view and op.overload == "dtype":
         return "it reads elements as ones of another type"
     if found is resize.upsample and wanted is not None:
         source = shape_of(graph, op.inputs[0])

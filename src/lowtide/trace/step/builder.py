@@ -144,11 +144,11 @@ class Builder:
                 name=_module_path(node),
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
                 source=_source(node),
-                attributes=_attributes(node)
-                | ({"in_place": True} if in_place is not None else {})
-                | ({"updates": sorted(set(map(inputs.index, written)))} if written else {})
-                | _short(node, results)
-                | self._differentiated(node, phase),
+                in_place=in_place is not None,
+                updates=tuple(sorted(set(map(inputs.index, written)))),
+                short=_short(node, results),
+                differentiates=self._differentiated(node, phase),
+                **_called(node),
             )
         )
         several = isinstance(values, tuple | list)
@@ -158,8 +158,8 @@ class Builder:
             target, told = in_place, node.meta[IN_PLACE_OF]
         self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several, node.target, told))
 
-    def _differentiated(self, node: fx.Node, phase: Phase) -> dict[str, str]:
-        """Which operator of forward one of backward belongs to.
+    def _differentiated(self, node: fx.Node, phase: Phase) -> str:
+        """Which operator of forward one of backward belongs to, if any.
 
         Sums of gradients, and backward that users have written, belong to the last one.
         """
@@ -167,7 +167,7 @@ class Builder:
         if phase is Phase.FORWARD and number >= 0:
             self._forward[number] = self.prefix + node.name
         known = phase is Phase.BACKWARD and number in self._forward
-        return {"differentiates": self._forward[number]} if known else {}
+        return self._forward[number] if known else ""
 
     def _add_output(self, node: fx.Node) -> None:
         """A getitem names one of the results of an operator with several."""
@@ -208,10 +208,15 @@ class Builder:
             if leaf is not None and gradient is not None and tensors[gradient].role not in RESIDENT_ROLES:
                 replaced = msgspec.structs.replace(tensors[gradient], role=Role.GRADIENT, gradient_of=leaf)
                 tensors[gradient] = replaced
-        returned = sorted({t for t in outputs if t is not None})
-        attributes = {"returned": returned} | ({"updated": sorted(set(updated))} if updated else {})
-        attributes |= {"updated_early": sorted(set(self.early))} if self.early else {}
-        return validate(Graph(tuple(tensors), tuple(self.ops), attributes=attributes))
+        return validate(
+            Graph(
+                tuple(tensors),
+                tuple(self.ops),
+                returned=tuple(sorted({t for t in outputs if t is not None})),
+                updated=tuple(sorted(set(updated))),
+                updated_early=tuple(sorted(set(self.early))),
+            )
+        )
 
 
 _REPEATABLE = frozenset({"aten", "prims", "lowtide"})
@@ -274,14 +279,14 @@ def _in_place(node: fx.Node) -> Any:
     return in_place_form(node.target, told, node.args) if same else None
 
 
-def _short(node: fx.Node, results: Sequence[int]) -> dict[str, Any]:
+def _short(node: fx.Node, results: Sequence[int]) -> tuple[int, ...]:
     """Positions in the operator's outputs of what a short second run reads, where it has one."""
     outputs = [t for t in results if t >= 0]
     saved = [results[k] for k in saved_results(eager_target(node.target), node.args)]
-    return {"short": [outputs.index(t) for t in saved]} if saved and min(saved) >= 0 else {}
+    return tuple(outputs.index(t) for t in saved) if saved and min(saved) >= 0 else ()
 
 
-def _attributes(node: fx.Node) -> dict[str, Any]:
+def _called(node: fx.Node) -> dict[str, Any]:
     """What besides shapes decides how the operator runs: its overload, arguments, and strides of inputs."""
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
@@ -296,8 +301,8 @@ def _attributes(node: fx.Node) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "overload": getattr(node.target, "_overloadname", ""),
-        "arguments": [plain(value) for value in node.args],
-        "strides": [_strides(n.meta["val"]) for n in tensors],
+        "arguments": tuple(plain(value) for value in node.args),
+        "strides": tuple(_strides(n.meta["val"]) for n in tensors),
     }
     if node.kwargs:
         found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
@@ -314,8 +319,8 @@ def _storage(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def _strides(value: torch.Tensor) -> list[int] | None:
-    return [int(d) for d in value.stride()] if value.layout is torch.strided else None
+def _strides(value: torch.Tensor) -> tuple[int, ...] | None:
+    return tuple(int(d) for d in value.stride()) if value.layout is torch.strided else None
 
 
 def is_random(node: fx.Node) -> bool:

@@ -103,7 +103,7 @@ def read_update(joint: Joint, model: nn.Module, update: Callable[[nn.Module], No
                 ops[node] = len(joint.graph.ops) + before
     behind = (_named(op, builder) for op in builder.ops)
     graph = joint.graph
-    whole = Graph(tuple(builder.tensors), (*graph.ops, *behind), graph.name, graph.ordered, graph.attributes)
+    whole = msgspec.structs.replace(graph, tensors=tuple(builder.tensors), ops=(*graph.ops, *behind))
     made = {node: t for node, t in builder.tensor_of.items() if t >= len(tensors)}
     return Update(validate(whole), module, tuple(parameters), graded, ops, made)
 

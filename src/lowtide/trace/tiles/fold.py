@@ -147,7 +147,7 @@ class Fold(ABC):
         for op, _ in reversed(self.tiling.forward):
             read = bool(wanted.intersection(op.outputs))
             drawn = self.tiling.draws(op) and not read
-            updates = bool(op.attributes.get("updates"))
+            updates = bool(op.updates)
             if drawn:
                 self.tiling.may_be_before(op, "it draws random numbers that nobody reads")
             if drawn or read or updates:
@@ -204,10 +204,10 @@ class Fold(ABC):
             calls[k] = self.called(op, calls[k])
             if op.kind == LOOP:
                 calls[k] = replace(calls[k], args=tuple(calls[k].args[0]))
-                attributes = op.attributes | {"axes": list(calls[k].target.axes)}
-                if getattr(calls[k].target, "narrow", False):  # what it expects changes in backward
-                    attributes["once"] = True
-                ops[k] = msgspec.structs.replace(op, attributes=attributes, source=self.tiling.source)
+                axes = tuple(calls[k].target.axes)
+                # what a narrow one expects changes in backward
+                once = op.once or getattr(calls[k].target, "narrow", False)
+                ops[k] = msgspec.structs.replace(op, axes=axes, once=once, source=self.tiling.source)
         places_of = {t: pair[0] for t, pair in zip(old.inputs, places, strict=True) if pair is not None}
         return replace(
             made,

@@ -136,7 +136,7 @@ class Tiling:
         tensor = graph.tensors[joint.outputs[0]]
         if tensor.shape not in ((), (1,)):
             raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
-        for t in graph.attributes.get("updated", ()):
+        for t in graph.updated:
             raise CaptureError(
                 f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch; BatchNorm "
                 "can be cut in evaluation alone, GroupNorm and LayerNorm always"
@@ -165,9 +165,9 @@ class Tiling:
         if op.kind == "aten._to_copy":
             before, after = (self.joint.values[t] for t in (op.inputs[0], op.outputs[0]))
             return after.is_floating_point() and before.device == after.device
-        if op.kind not in ("aten.mul", "aten.div") or op.attributes.get("options"):
+        if op.kind not in ("aten.mul", "aten.div") or op.options:
             return False
-        given = op.attributes.get("arguments") or [None, None]
+        given = op.arguments or (None, None)
         if len(op.inputs) == 1:
             return isinstance(given[1], int | float)
         return op.inputs[0] != op.inputs[1] and not self._has_gradient(op.inputs[1])
@@ -236,7 +236,7 @@ class Tiling:
 
     def draws(self, op: Op) -> bool:
         """Whether an operator draws random numbers in this call."""
-        return bool(op.attributes.get("random")) and supported(op, self.graph) is not None
+        return bool(op.random) and supported(op, self.graph) is not None
 
     def tiles(
         self, boxes: Sequence[Rect], make: Differentiate = differentiated, *, hurried: bool = False
