@@ -43,7 +43,7 @@ def _hurried(monkeypatch, tmp_path):
     """No time is spent on how small a budget may be, costs are the same everywhere, and capturing may take long."""
     torch._dynamo.reset()
     monkeypatch.setattr("lowtide.plan.recompute.smallest_budget._aim", lambda *_, **__: None)
-    monkeypatch.setattr("lowtide.execute.tiling.search._PATIENCE", 1000)
+    monkeypatch.setattr("lowtide.plan.time_shares.TILE_PATIENCE", 1000)
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     described(tmp_path / "cache")
 

@@ -5,6 +5,7 @@ Takes a :class:`~lowtide.graph.Graph`, the costs of its operators and a request;
 imports torch. The folders in the order of the pipeline:
 
 - ``budget``, ``request``: what the user asks for, and what the device has.
+- ``time_shares``: how the time limit of a search is shared out.
 - ``program/``: what a Program is, and what it takes: live bytes, seconds, copies.
 - ``check/``: whether a Program may run; shares no code with the planners.
 - ``problem/``: the step in plain numbers, and schedules over it.
@@ -15,5 +16,5 @@ imports torch. The folders in the order of the pipeline:
 - ``make/``: the whole search: one plan, a loop over tiles, many budgets.
 - ``baselines/``: planners of others, for comparison.
 
-From outside: ``budget``, ``request``.
+From outside: ``budget``, ``request``, ``time_shares``.
 """

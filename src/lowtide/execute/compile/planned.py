@@ -31,6 +31,7 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, in_tiles, loop_of
+from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
@@ -43,14 +44,6 @@ from lowtide.units import format_seconds
 
 __all__ = ["Planned", "Rehearsal", "Rehearsed"]
 
-_WHOLE = 0.45
-"""Of the time limit, for a plan without tiles where they are looked for beside it."""
-_WHOLE_AUTO = 0.6
-"""The same where tiles are only looked for if nothing else fits."""
-_TILES = 0.38
-"""Of the time limit, for tiles at least."""
-_ALL = 0.95
-"""Of the time limit, for both: what has begun may take a little longer."""
 _PLANS = 3
 """Tiles are planned so many times at most, until what is around them is known to fit."""
 _NO_TILES = 0.02
@@ -222,7 +215,7 @@ class Planned(FirstCall):
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
-        share = 1.0 if not request.tiles else _WHOLE_AUTO if request.auto else _WHOLE
+        share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
         shorter = request.within(share * request.limits.time_limit)
         try:
             whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)
@@ -234,7 +227,10 @@ class Planned(FirstCall):
             plain = Side(error.plain_peak, error.plain_seconds)
         if whole is not None and (enough := _good_without_tiles(whole, request)) is not None:
             return enough
-        left = max(_TILES * request.limits.time_limit, _ALL * request.limits.time_limit - spent)
+        left = max(
+            time_shares.TILES_AT_LEAST * request.limits.time_limit,
+            time_shares.WHOLE_AND_TILES * request.limits.time_limit - spent,
+        )
         exactly = replace(request, budget=Budget(bytes=budget))
         try:
             with no_trace(arguments, self.leaves, joint):

@@ -22,6 +22,7 @@ from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.execute.tiling.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.graph import Rect
+from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.plan_loop import LoopedStep, plan_loop
 from lowtide.plan.program.memory import Memory
@@ -38,12 +39,6 @@ _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
 _SPLIT = 1.1
 """Nor are parts of the first axis that compute more than this: they cut through what belongs together."""
-_PROBE = 0.1
-"""Of the time that is left, for one way to cut; the best of them gets the rest."""
-_PROBE_AROUND = 0.3
-"""The same where most of the step is around the tiles."""
-_SHORTEST = 0.02
-"""Of the time limit, for a way to cut where no time is left and no plan is found."""
 _GOOD = 0.01
 """Where a tile needs no more than so much recomputation, smaller tiles are not tried."""
 _IMAGE = 3
@@ -60,16 +55,10 @@ _CROWDED = 2
 """Tiles are put off that would keep so many times what they have room for, if nothing was run again."""
 _CROWDED_OFFLOAD = 4
 """The same where they can send it away."""
-_PATIENCE = 8
-"""Time limits, with capturing and measuring, after which the search ends."""
-_CONTENT = 2
-"""The same where a plan is found."""
 _SAMPLES = 4
 """So many tiles stand for all of a way to cut."""
 _ROWS = 2
 """The same where the first axis alone is cut."""
-_SEARCH = 0.1
-"""Of the time limit, for planning with tiles once they are captured, or they come too late."""
 _ELEMENTS = 2**31 - 1
 """Tiles with larger tensors are not tried: many kernels count elements in 32 bits."""
 _WORSE = 2
@@ -130,7 +119,7 @@ class Search:
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
-        patience = _PATIENCE if self.best is None else _CONTENT
+        patience = time_shares.TILE_PATIENCE if self.best is None else time_shares.TILE_CONTENT
         late = time.monotonic() - self.began > patience * self.request.limits.time_limit
         spent = self.best is not None and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
@@ -154,7 +143,7 @@ class Search:
 
     def unsatisfied(self) -> bool:
         """Whether nothing good was found so far, and there is time to go on."""
-        in_time = self.left() > _SEARCH * self.request.limits.time_limit
+        in_time = self.left() > time_shares.TILE_PLANNING * self.request.limits.time_limit
         return self.best is None or (self.best.overhead > _GOOD_ENOUGH and in_time)
 
     def try_all(self) -> None:
@@ -281,7 +270,10 @@ class Search:
     def tried(self, tiling: Tiling, boxes: Sequence[Rect], outside: int) -> bool:
         """Plan with these tiles; False where smaller ones cannot help any more, or come too late."""
         self.needed = 0
-        late = self.cutter.expected(tiling, boxes) + _SEARCH * self.request.limits.time_limit > self.left()
+        late = (
+            self.cutter.expected(tiling, boxes) + time_shares.TILE_PLANNING * self.request.limits.time_limit
+            > self.left()
+        )
         if self.best is not None and late:
             return False
         try:
@@ -312,8 +304,8 @@ class Search:
             self.channels_last = self.cutter.faster_layout(tiling, boxes)
         way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
         again = partial(self._search, way, tiling, boxes, outside)
-        share = _PROBE if self._all_of_it(tiling) else _PROBE_AROUND
-        limit, before = max(_SHORTEST * self.time_limit, share * self.left()), self.spent()
+        share = time_shares.TILE_PROBE if self._all_of_it(tiling) else time_shares.TILE_PROBE_AROUND
+        limit, before = max(time_shares.TILE_SHORTEST * self.time_limit, share * self.left()), self.spent()
         plan = again(limit)
         if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
             self.again, self.probed, self.over = again, limit, max(0.0, self.spent() - before - limit)

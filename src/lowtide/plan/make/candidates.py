@@ -7,6 +7,7 @@ from math import ceil
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import RESIDENT_ROLES, Graph, Timeline
+from lowtide.plan import time_shares
 from lowtide.plan.bounds.lower_bounds import smallest_conceivable
 from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.offload.parameters import with_absences
@@ -25,9 +26,6 @@ from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
 from lowtide.plan.request import Limits, Target
 
 __all__ = ["Tried", "at_the_end", "at_the_lowest", "played", "stored", "with_leaves_away"]
-
-_LOWEST_SECONDS = 2.0
-"""For looking for the lowest peak, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def at_the_lowest(
     known = error.known
     if not isinstance(known, Smallest):
         effort = limits.time_limit
-        limit = min(_LOWEST_SECONDS, effort / 2)
+        limit = min(time_shares.SMALLEST_SECONDS, time_shares.SMALLEST * effort)
         known = smallest_budget(problem, time_limit=limit, seed=limits.seed, effort=effort)
     schedule = evaluate(known.problem, known.events)
     found = Found(

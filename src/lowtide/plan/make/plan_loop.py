@@ -13,6 +13,7 @@ import msgspec
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Rect
+from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.copy_lanes import Link
@@ -28,11 +29,6 @@ from lowtide.plan.result.plan import Bound, HoldsFor, Plan, Side
 __all__ = ["Inside", "LoopedStep", "TileStep", "least_bytes", "plan_loop"]
 
 T = TypeVar("T")
-
-_BODIES = 0.8
-"""Of the time limit, for the steps of tiles; one that needs no search leaves its part to the others."""
-_SHORTEST = 0.1
-"""Of the time limit, for those that are left when others took longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,10 @@ def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: Devic
             programs[k] = with_in_place(step.graph, store_all(step.graph), step.able)
             continue
         size = Budget(bytes=max(1, left[k] + Memory(step.graph).resident_bytes))
-        now = max(_SHORTEST * time_limit, began + _BODIES * time_limit - time.monotonic())
+        now = max(
+            time_shares.LOOP_SHORTEST * time_limit,
+            began + time_shares.LOOP_BODIES * time_limit - time.monotonic(),
+        )
         if step.inside is None:
             asked = replace(plainly, budget=size).within(share * now)
             plan = make_plan(step.graph, step.costs, asked, room, able=step.able)
@@ -142,7 +141,7 @@ def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: Devic
     bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
     summed, lines = _with_bodies(looped, loops, bodies, room.link)
     _refuse_large(graph, loops, summed.workspace_bytes, budget - room.outside_bytes)
-    around = max((1 - _BODIES) * time_limit, began + time_limit - time.monotonic())
+    around = max((1 - time_shares.LOOP_BODIES) * time_limit, began + time_limit - time.monotonic())
     outer = make_plan(
         graph,
         summed,

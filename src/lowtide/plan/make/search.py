@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from lowtide.errors import PlanError
+from lowtide.plan import time_shares
 from lowtide.plan.bounds.lower_bounds import smallest_conceivable
 from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.offload.search import with_offload
@@ -24,10 +25,6 @@ from lowtide.plan.request import Limits
 __all__ = ["search"]
 
 _METHODS = frozenset({"recompute", "offload"})
-_LOWEST = 0.2
-"""Of the time limit, for the lowest peak where nothing is found with offload."""
-_LAST = 0.1
-"""Of the time limit, for a plan from there on."""
 
 
 def search(
@@ -64,9 +61,13 @@ def search(
     if best is not None:
         return replace(best, floor=floor)
     seconds, seed = limits.time_limit, limits.seed
-    known = smallest_budget(problem, time_limit=_LOWEST * seconds, seed=seed, effort=seconds, enough=budget)
+    known = smallest_budget(
+        problem, time_limit=time_shares.OFFLOAD_LOWEST * seconds, seed=seed, effort=seconds, enough=budget
+    )
     if known.budget > budget:
         raise refusal(budget, known, floor=floor, proven=proven or budget < floor)
-    last = recompute(problem, budget, relaxation, Limits(_LAST * seconds, seed), starts=[known.events])
+    last = recompute(
+        problem, budget, relaxation, Limits(time_shares.OFFLOAD_LAST * seconds, seed), starts=[known.events]
+    )
     # its own bound is that of recomputation alone
     return replace(last, bound=min(bound, last.cost), floor=floor)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 
+from lowtide.plan import time_shares
 from lowtide.plan.bounds.cut import CutProblem, Effort, solve_cuts
 from lowtide.plan.bounds.lower_bounds import chained
 from lowtide.plan.bounds.relaxation import Relaxation
@@ -36,8 +37,6 @@ _LARGE = 1000
 """From so many operators on, recomputation alone gets half of the time, unless blocks repeat."""
 _REPEATING = 300
 """From so many operators on, repeated blocks are looked for."""
-_REUSING = 0.2
-"""Share of the time limit after which no other way to choose once for their copies is begun."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
 _ROUNDS = 6
@@ -49,12 +48,6 @@ _TRIES = (
 """Shares of the link and of the budget that the host's part is chosen for, besides the careful ones."""
 _PRUNED = 4
 """So often storages that are waited for may stay on the device after all."""
-_ENDING = 0.92
-"""Share of the time limit after which nothing new is begun: what has begun may take a little longer."""
-_RESERVE = 0.12
-"""Share of the time limit, besides, that is left for the lowest peak where nothing is found before."""
-_GROWING = 0.3
-"""Share of the time limit in which the bound grows."""
 _ALONE = (1.0, 1.04, 1.1, 1.2)
 """Without recomputation: shares of what is too much that go to the host, first made first."""
 
@@ -89,12 +82,12 @@ class _Away:
 
     def left(self) -> float:
         """Seconds to the deadline."""
-        return _ENDING * self.time_limit - (time.monotonic() - self.began)
+        return time_shares.OFFLOAD_ENDING * self.time_limit - (time.monotonic() - self.began)
 
     def done(self) -> bool:
         """Nothing can or may be gained any more."""
         optimal = self.best is not None and self.best.cost <= self.bound
-        reserve = _RESERVE * self.time_limit if self.best is None else 0.0
+        reserve = time_shares.OFFLOAD_RESERVE * self.time_limit if self.best is None else 0.0
         return optimal or self.impossible or self.left() <= reserve
 
     def offer(self, found: Found | None) -> None:
@@ -114,7 +107,9 @@ class _Away:
     def work(self) -> None:
         """The search itself."""
         if self.recomputing or self.plain.peak <= self.budget:
-            effort = self.time_limit * (0.2 if len(self.problem.ops) < _LARGE or self.ways else 0.5)
+            large = len(self.problem.ops) >= _LARGE and not self.ways
+            share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
+            effort = self.time_limit * share
             alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
             self.offer(alone)
             if alone is not None and alone.interrupted:
@@ -133,11 +128,11 @@ class _Away:
         for link in (self.link, self.careful):
             if link is self.careful:
                 self.reuse()
-            cuts, until = self.cuts, self.left() - self.time_limit * _GROWING
+            cuts, until = self.cuts, self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
                     break
-                share = 0.15 if self.bound else 0.3
+                share = time_shares.OFFLOAD_CUTS if self.bound else time_shares.OFFLOAD_CUTS_FIRST
                 seconds = max(0.2, min(self.left(), self.time_limit * share))
                 proof = self.relaxation if link is self.link else None
                 asked = CutProblem(self.problem, self.budget, cuts, link=link, relaxation=proof)
@@ -161,11 +156,11 @@ class _Away:
 
     def reuse(self) -> None:
         """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
-        until = self.left() - self.time_limit * _REUSING
+        until = self.left() - self.time_limit * time_shares.OFFLOAD_BLOCKS
         for ties in self.ways[1:] + self.ways[:1]:
             if self.done() or self.left() < until:
                 break
-            seconds = max(0.2, min(self.left(), self.time_limit * 0.15))
+            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
             result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
             if result.events is not None:
@@ -176,7 +171,7 @@ class _Away:
         for share, part in _TRIES:
             slower = slowed(self.link, share)
             asked = CutProblem(self.problem, max(1, int(self.budget * part)), self.cuts, link=slower)
-            seconds = max(0.1, min(self.left(), self.time_limit * 0.1))
+            seconds = max(0.1, min(self.left(), self.time_limit * time_shares.OFFLOAD_CHOICE))
             result = solve_cuts(asked, Effort(200, seconds))
             yield result.away, result.events or ()
         peak = max(self.cuts, key=self.plain.live.__getitem__)
@@ -210,7 +205,7 @@ class _Away:
 
     def complete(self, taken: list[Trip], away: Mapping[int, int], events: Collection[Event]) -> None:
         """Plan beside the trips, then without those that are waited for longest, as long as that helps."""
-        best = self.planned(taken, away, self.problem, events, 0.1)
+        best = self.planned(taken, away, self.problem, events, time_shares.OFFLOAD_PLAN)
         for _ in range(_PRUNED):
             if best is None or self.done():
                 return
@@ -221,7 +216,7 @@ class _Away:
             if not staying:
                 return
             fewer = [trip for trip in taken if trip.storage not in staying]
-            best = self.planned(fewer, away, found.problem, found.events, 0.05)
+            best = self.planned(fewer, away, found.problem, found.events, time_shares.OFFLOAD_FEWER)
             if best is not None and best[0].cost >= found.cost:
                 return
 

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from lowtide.errors import InfeasibleError
+from lowtide.plan import time_shares
 from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, Ties, solve_cuts
 from lowtide.plan.bounds.lower_bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import Relaxation
@@ -41,27 +42,15 @@ from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
 from lowtide.plan.recompute.refusal import refusal
 from lowtide.plan.recompute.smallest_budget import Smallest, lowest_in_order, smallest_budget
-from lowtide.plan.recompute.state import RESERVE, SLACK, State
+from lowtide.plan.recompute.state import SLACK, State
 from lowtide.plan.request import Limits
 
 __all__ = ["REUSED_A_SECOND", "recompute", "recompute_or_none"]
 
 _SMALL = 64
 """Up to so many storages the shortest path is looked for as well."""
-_EXACTLY = 0.75
-"""Of the time limit, after which the shortest path is given up where nothing is found before."""
-_PROOF = 0.1
-"""Of the time limit, for a proof that there is no plan."""
-_LOWEST = 0.18
-"""Of the time limit, for the lowest peak where there is none: less than a search at that peak has for it."""
 REUSED_A_SECOND = 600
 """Repeated blocks are used where there is a second of the time limit for so many operators."""
-_FREELY = 0.15
-"""Of the time limit, at most for one cut program of repeated blocks."""
-_MENDING = 0.25
-"""Of the time limit, for mending their schedules."""
-_ANNEALING = 0.3
-"""Of the time limit, left for the annealing that comes after."""
 _FAR = 2
 """Where choosing freely takes more than so many times the budget, borders do not mend that."""
 _NEARLY = 1.2
@@ -141,7 +130,9 @@ class _Search(State):
 
     def at_the_limit(self) -> None:
         """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
-        seconds = max(RESERVE * self.time_limit, self.left()) - _PROOF * self.time_limit
+        seconds = (
+            max(time_shares.RESERVE * self.time_limit, self.left()) - time_shares.PROOF * self.time_limit
+        )
         known = self.lowest = self.smallest(seconds)
         if known.budget <= self.budget:
             self.offer(evaluate(known.problem, known.events), "lowest peak", known.problem)
@@ -172,8 +163,9 @@ class _Search(State):
         cuts = Cuts(self.problem, self.budget, self.plain.peak_at, self.relaxation)
         quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
         ties = shared(self.problem, self.plain) if self.large and not quick and not self.done() else []
-        freely = self.reuse(ties[0], _FREELY) if ties else None
-        share = (0.4 if self.large else 0.6) - (_FREELY if ties else 0)
+        freely = self.reuse(ties[0], time_shares.BLOCKS) if ties else None
+        share = time_shares.CUT_PROGRAMS_LARGE if self.large else time_shares.CUT_PROGRAMS
+        share -= time_shares.BLOCKS if ties else 0
         pool += self.solve_cuts(cuts, rounds=12, share=share)
         if not self.done():
             pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
@@ -186,7 +178,7 @@ class _Search(State):
             self.exactly(_STATES * 2)
         if not self.done() and self.best is not None and self.there is None:
             cuts.tighten(self.best.events, most=2)
-            self.solve_cuts(cuts, rounds=3, share=0.25)
+            self.solve_cuts(cuts, rounds=3, share=time_shares.CUT_PROGRAMS_AGAIN)
 
     def anneal(self, pool: list[Outcome], others: Sequence[Sequence[int]]) -> None:
         """Anneal in the order that needs least, then in the others where time is left."""
@@ -209,7 +201,9 @@ class _Search(State):
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""
         known = None if self.best is None else self.best.cost
-        deadline = self.until(_EXACTLY) if self.best is None else time.monotonic() + self.left()
+        deadline = (
+            self.until(time_shares.SHORTEST_PATH) if self.best is None else time.monotonic() + self.left()
+        )
         found = cheapest(
             self.problem, self.budget, self.relaxation, known=known, states=states, deadline=deadline
         )
@@ -235,11 +229,11 @@ class _Search(State):
         """Anneal schedules of repeated blocks that nearly fit, cold; then with closer and closer borders."""
         if freely is not None and freely.peak > _FAR * self.budget:
             return
-        end = time.monotonic() + _MENDING * self.time_limit
+        end = time.monotonic() + time_shares.BLOCKS_REPAIR * self.time_limit
         for k, one in enumerate(ties):
-            if self.done() or time.monotonic() > end or self.left() < _ANNEALING * self.time_limit:
+            if self.done() or time.monotonic() > end or self.left() < time_shares.ANNEALING * self.time_limit:
                 break
-            outcome = freely if freely is not None and not k else self.reuse(one, _FREELY)
+            outcome = freely if freely is not None and not k else self.reuse(one, time_shares.BLOCKS)
             if outcome is None:  # closer borders leave less
                 break
             if outcome.peak <= _NEARLY * self.budget:
@@ -322,7 +316,7 @@ class _Search(State):
         """What to say where no plan was found."""
         proven = self.impossible or self.budget < self.floor
         if self.relaxation is not None and not proven:
-            seconds = min(1.0, _PROOF * self.time_limit)
+            seconds = min(1.0, time_shares.PROOF * self.time_limit)
             proven = surely_infeasible(self.problem, self.relaxation, self.budget, seconds=seconds)
-        known = self.lowest or self.smallest(_LOWEST * self.time_limit)
+        known = self.lowest or self.smallest(time_shares.LOWEST * self.time_limit)
         return refusal(self.budget, known, floor=self.floor, proven=proven)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from lowtide.plan import time_shares
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.problem.problem import Problem, median_time
 from lowtide.plan.problem.schedule import Outcome, evaluate
 from lowtide.plan.request import Limits
 
-__all__ = ["LARGE", "RESERVE", "SLACK", "State"]
+__all__ = ["LARGE", "SLACK", "State"]
 
 LARGE = 300
 """From so many operators on, a search may leave a little open."""
 SLACK = 1e-4
 """That little, as a share of the time of the plain step."""
-RESERVE = 0.3
-"""Of the time limit, for the lowest peak and a proof that there is no plan, where nothing is found before."""
-_ENDING = 0.96
-"""Of the time limit, after which nothing new is begun: what has begun may take a little longer."""
 _ROUNDING = 1e-7
 """A cost above the bound by no more than this share equals it: the solver works in floating point."""
 
@@ -71,7 +68,7 @@ class State:
 
     def left(self) -> float:
         """Seconds to the deadline."""
-        return self.until(_ENDING) - time.monotonic()
+        return self.until(time_shares.ENDING) - time.monotonic()
 
     def until(self, share: float) -> float:
         """When a share of the time limit is over."""
@@ -82,6 +79,6 @@ class State:
         slack = int((SLACK if self.large else _ROUNDING) * self.problem.total_time)
         if self.impossible or (self.best is not None and self.best.cost - self.bound <= slack):
             return True
-        reserve = RESERVE * self.time_limit if self.best is None else 0.0
+        reserve = time_shares.RESERVE * self.time_limit if self.best is None else 0.0
         self.late = self.late or self.left() <= reserve
         return self.late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import RESIDENT_ROLES
+from lowtide.plan import time_shares
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.program.in_place import with_in_place
@@ -18,7 +19,6 @@ from lowtide.units import format_bytes
 __all__ = ["explained"]
 
 _ROWS = 8
-_SECONDS = 2.0
 
 
 def explained(
@@ -37,7 +37,9 @@ def explained(
     tiled, time_limit = target.request.tiles, target.request.limits.time_limit
     smallest = error.known
     if not isinstance(smallest, Smallest):
-        smallest = smallest_budget(problem, time_limit=min(_SECONDS, time_limit / 2))
+        smallest = smallest_budget(
+            problem, time_limit=min(time_shares.SMALLEST_SECONDS, time_shares.SMALLEST * time_limit)
+        )
     known = error.smallest_budget + beside
     floor = max(error.floor + beside, budget + 1 if error.proven else 0)
     program = with_in_place(graph, lower(smallest.problem, smallest.events), target.able)
