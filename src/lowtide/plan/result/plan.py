@@ -16,7 +16,7 @@ __all__ = ["Bound", "Decisions", "HoldsFor", "Plan", "Side", "by_methods"]
 
 
 class HoldsFor(str, enum.Enum):
-    """Which programs something is proven for: of those without tiles that use the means of the plan."""
+    """Which programs something is proven for: of those without tiles that use the methods of the plan."""
 
     EVERY_ORDER = "every order"
     """Every valid program: any order of the operators that gives the same values, any number of runs."""
@@ -40,7 +40,7 @@ _MEANS = {"recompute": "recomputation", "offload": "offload"}
 
 
 def by_methods(only: Collection[str]) -> str:
-    """The means that a proof counts with, in words; nothing is proven of tiles."""
+    """The methods that a proof counts with, in words; nothing is proven of tiles."""
     return "by " + " and ".join(word for name, word in _MEANS.items() if name in only)
 
 

@@ -103,7 +103,7 @@ def _of_operators(
 
 
 def _words(plan: Plan) -> Iterator[Contradiction]:
-    """Operators and kinds that a plan names and that there are none of; means that it was not to use."""
+    """Operators and kinds that a plan names and that there are none of; methods that it was not to use."""
     ops = len(plan.graph.ops)
     for k in (*plan.able, *plan.short):
         if not 0 <= k < ops:
@@ -119,9 +119,9 @@ def _words(plan: Plan) -> Iterator[Contradiction]:
             yield Rule.WORDS, f"it uses {word!r}; there are {', '.join(_MEANS)}"
     lines = plan.program.instructions
     if "offload" not in plan.only and any(isinstance(line, Send) for line in lines):
-        yield Rule.WORDS, "it sends to the host, which is not among its means"
+        yield Rule.WORDS, "it sends to the host, which is not among its methods"
     if "tile" not in plan.only and any(isinstance(line, Loop) for line in lines):
-        yield Rule.WORDS, "it runs loops, which are not among its means"
+        yield Rule.WORDS, "it runs loops, which are not among its methods"
     short = {line.op for line in lines if isinstance(line, Run) and line.short}
     if short - plan.short.keys():
         yield Rule.WORDS, f"operator {min(short - plan.short.keys())} runs in short, without a time for that"
