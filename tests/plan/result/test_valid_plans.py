@@ -149,7 +149,7 @@ def test_what_storing_everything_takes_is_counted_again(means, name):
 
 def test_means_that_a_plan_was_not_to_use_are_refused():
     for made, only in ((plan("offload"), ("recompute",)), (tiled(), ("recompute",))):
-        with pytest.raises(PlanError, match="not among its means"):
+        with pytest.raises(PlanError, match="not among its methods"):
             valid_plan(replace(made, only=only))
 
 
