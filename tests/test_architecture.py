@@ -24,12 +24,13 @@ MAY_IMPORT = {
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
+    "torch_internals": BASE,
     "graph": BASE,
-    "cost": BASE | {"graph"},
-    "trace": BASE | {"graph", "cost"},
+    "cost": BASE | {"graph", "torch_internals"},
+    "trace": BASE | {"graph", "cost", "torch_internals"},
     "plan": BASE | {"graph", "cost"},
-    "execute": BASE | {"graph", "cost", "trace", "plan"},
-    "zoo": BASE,
+    "execute": BASE | {"graph", "cost", "trace", "plan", "torch_internals"},
+    "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},
     "report": BASE | {"graph", "cost", "formats"},
     "commands": BASE | {"graph", "cost", "formats", "report", "trace", "plan", "execute", "zoo", "__init__"},
@@ -83,6 +84,7 @@ TORCH_IN = (
     "trace",
     "execute",
     "zoo",
+    "torch_internals.py",
     "cost/clock.py",
     "cost/measure.py",
     "cost/probe.py",
@@ -144,7 +146,98 @@ def test_layers_have_no_cycle():
 def test_torch_is_imported_only_where_it_belongs():
     for path in modules():
         if not str(path.relative_to(SOURCE)).startswith(TORCH_IN):
-            assert not any(name.split(".")[0] == "torch" for name in imports(path)), path
+            for name in imports(path):
+                assert name.split(".")[0] != "torch", path
+                assert not name.startswith("lowtide.torch_internals"), path
+
+
+def is_private(path):
+    """Whether a dotted path in torch has a private name; what is below ``torch.ops.aten`` are operators."""
+    names = path.split(".")[: 3 if path.startswith("torch.ops.") else None]
+    return any(name.startswith("_") and not name.endswith("__") for name in names)
+
+
+def imported_from_torch(nodes):
+    """Names that are imported from torch, by the names that they get."""
+    found = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {one.asname or one.name: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return {name: path for name, path in found.items() if path.split(".")[0] == "torch"}
+
+
+def in_torch(node, stands_for):
+    """Where in torch an expression leads, as a dotted path; None where it leads elsewhere."""
+    if isinstance(node, ast.Attribute):
+        base = in_torch(node.value, stands_for)
+        return base and f"{base}.{node.attr}"
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+        base, name = in_torch(node.args[0], stands_for), node.args[1]
+        return base and isinstance(name, ast.Constant) and f"{base}.{name.value}"
+    return stands_for.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def private_names_of_torch(source):
+    """The private names of torch that a module imports, or reaches by attributes."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imported = imported_from_torch(nodes)
+    stands_for = {"torch": "torch"} | imported
+    for node in nodes:  # other names for parts of torch
+        if isinstance(node, ast.Assign | ast.AnnAssign) and in_torch(node.value, stands_for):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            path = in_torch(node.value, stands_for)
+            stands_for |= {one.id: path for one in targets if isinstance(one, ast.Name)}
+    used = [*imported.values(), *(in_torch(node, stands_for) for node in nodes)]
+    return [path for path in used if path and is_private(path)]
+
+
+def test_private_names_of_torch_stand_in_one_module():
+    inside = SOURCE / "torch_internals.py"
+    assert private_names_of_torch(inside.read_text())
+    for path in modules():
+        if path != inside:
+            found = private_names_of_torch(path.read_text())
+            assert not found, f"{path} uses {found}; give them a public name in torch_internals.py"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._dynamo.config",
+        "import torch._dynamo.config as config",
+        "from torch._dynamo import convert_frame",
+        "from torch import _dynamo",
+        "from torch.utils import _pytree as pytree",
+        "from torch.fx._lazy_graph_module import GraphModule",
+        "def f():\n    from torch._guards import tracing",
+        "import torch\ntorch._C._autograd",
+        "import torch\ntorch.autograd._get_sequence_nr()",
+        "import torch as t\nt.cuda._sleep(1)",
+        "from torch import autograd as a\na._enable_profiler_legacy()",
+        "import torch\nautograd: Any = torch.autograd\nautograd._disable_profiler_legacy()",
+        "import torch\ngetattr(torch.cuda, '_sleep', None)",
+        "import torch\ntorch.ops._x",
+    ],
+)
+def test_a_private_name_of_torch_is_found(source):
+    assert private_names_of_torch(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.__version__",
+        "import torch\ntorch.ops.aten._to_copy.default",
+        "import torch\naten = torch.ops.aten\naten._to_copy.default",
+        "from torch.fx.experimental.proxy_tensor import make_fx",
+        "import torchvision._internally_replaced_utils",
+        "import torch\nself._torch = torch.nn\nself._torch",
+    ],
+)
+def test_a_public_name_of_torch_is_left_alone(source):
+    assert not private_names_of_torch(source)
 
 
 def room_of(path, part):

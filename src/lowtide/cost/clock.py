@@ -11,6 +11,7 @@ import torch
 
 from lowtide.cost.samples import HostTimer, Sample, Timer, timed_call
 from lowtide.cost.watch import Marker, timing_event, watch_cpu
+from lowtide.torch_internals import pause_device
 
 __all__ = ["Clock", "CpuClock", "CudaClock"]
 
@@ -121,7 +122,7 @@ class CudaClock:
 
         def queue() -> list[tuple[Any, Any]]:
             pairs = []
-            getattr(torch.cuda, "_sleep", _no_pause)(pause)
+            pause_device(pause)
             for _ in range(_BATCH):
                 start, end = timing_event(), timing_event()
                 start.record()
@@ -137,10 +138,6 @@ class CudaClock:
             torch.cuda.synchronize(self.device)
         taken = [max(0.0, start.elapsed_time(end) * 1e-3 - self._nothing) for start, end in pairs]
         return [Sample(seconds, late and host.disturbed) for seconds in taken], late
-
-
-def _no_pause(cycles: int) -> None:
-    """Where torch has no such kernel, short operators look as long as they take to issue."""
 
 
 def _enough(samples: Sequence[Sample], deadline: float, timer: Timer) -> bool:

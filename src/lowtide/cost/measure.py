@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from lowtide.cost.cache import CostCache
@@ -29,6 +27,7 @@ from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
 from lowtide.graph import Graph
 from lowtide.printable import printable
+from lowtide.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
 __all__ = ["Measured", "measure"]
 
@@ -109,7 +108,7 @@ class _Meter(Marker):
         if self.signatures[op] in self.costs:
             return
         self._started = self.timer.now()
-        if isinstance(self.targets[op], torch._ops.OpOverload):  # noqa: SLF001
+        if isinstance(self.targets[op], OpOverload):
             self._catch = _Catch(self, op)
             self._catch.__enter__()
 
@@ -260,11 +259,11 @@ def _own_copies(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments, with a copy in place of each tensor that the operator writes into."""
-    if not function._schema.is_mutable:  # noqa: SLF001
+    if not schema_of(function).is_mutable:
         return args, kwargs
     written = {
         place
-        for k, argument in enumerate(function._schema.arguments)  # noqa: SLF001
+        for k, argument in enumerate(schema_of(function).arguments)
         if argument.is_write
         for place in (k, argument.name)
     }
@@ -282,7 +281,7 @@ def _moved(
     read = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
     given = {_address(tensor) for tensor in read.values()} - {0}
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    if not function._schema.is_mutable:  # noqa: SLF001
+    if not schema_of(function).is_mutable:
         fresh = [tensor for tensor in made if _address(tensor) not in given]
         if made and not fresh and read:
             return 0, True

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from lowtide.torch_internals import record_range, start_memory_recorder, stop_memory_recorder
+
 __all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 
 T = TypeVar("T")
@@ -51,8 +53,7 @@ class _CpuMarker(Marker):
         self._open: Any = None
 
     def before(self, op: int) -> None:
-        # not the usual record_function: a dispatch mode takes that for an operator, with a range of its own
-        self._open = torch._C._profiler._RecordFunctionFast(f"{_PREFIX}{op}")  # noqa: SLF001
+        self._open = record_range(f"{_PREFIX}{op}")
         self._open.__enter__()
 
     def after(self, op: int) -> None:  # noqa: ARG002
@@ -61,18 +62,12 @@ class _CpuMarker(Marker):
 
 def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
     """Run a function and report its allocations on the CPU, made by the thread that calls."""
-    autograd: Any = torch.autograd
-    memory_alone = (False, True, False, False, False)
-    more = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001
-    # the recorder without timestamps: a tenth of a millisecond to start, and nothing is logged
-    autograd._enable_profiler_legacy(  # noqa: SLF001
-        autograd.ProfilerConfig(autograd.ProfilerState.CPU, *memory_alone, more)
-    )
+    start_memory_recorder()
     threads: list[list[Any]] = []
     try:
         result = function(_CpuMarker())
     finally:
-        threads = autograd._disable_profiler_legacy()  # noqa: SLF001
+        threads = stop_memory_recorder()
     return result, _replay(event for events in threads for event in events)
 
 

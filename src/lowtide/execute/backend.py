@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._guards import TracingContext
 
 from lowtide.errors import LowtideError, RunError
 from lowtide.execute.compile.first_call import State, Unplanned, Watch
@@ -28,7 +25,14 @@ from lowtide.plan.program.simple import offload_all, recompute_all, store_all
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.suggest import did_you_mean
-from lowtide.trace.eager.compat import trust_no_dict_versions
+from lowtide.torch_internals import (
+    TracingContext,
+    aot_autograd,
+    backward_keeps_graph,
+    boxed,
+    inside_double_backward,
+    trust_no_dict_versions,
+)
 from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import layouts_of, learned
@@ -254,15 +258,14 @@ def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], 
     def call(arguments: list[Any]) -> list[Any]:
         return function(arguments)
 
-    setattr(call, "_boxed_call", True)  # noqa: B010  the name by which torch asks for it
-    return call
+    return boxed(call)
 
 
 def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
     """Backward, refused where the caller wants to come back for more: what it reads dies as it is read."""
 
     def call(arguments: list[Any]) -> list[Any]:
-        if torch._C._autograd._get_current_graph_task_keep_graph() or _differentiated():
+        if backward_keeps_graph() or _differentiated():
             arguments.clear()
             bring_back()
             raise RunError(
@@ -283,11 +286,4 @@ def _differentiated() -> bool:
     The engine leaves gradients on for it. AOTAutograd may run it inside a function of its own, which switches
     them off: always from torch 2.13 on, before that where something saved requires a gradient.
     """
-    if torch.is_grad_enabled():
-        return True
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_varnames[:2] == ("double_ctx", "unused_args"):
-            return True
-    return False
+    return torch.is_grad_enabled() or inside_double_backward()

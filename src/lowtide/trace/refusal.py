@@ -13,9 +13,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx
-from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis, ShortenTraceback, TorchRuntimeError
 
 from lowtide.errors import CaptureError, LowtideError
+from lowtide.torch_internals import (
+    BackendCompilerFailed,
+    RestartAnalysis,
+    ShortenTraceback,
+    TorchRuntimeError,
+)
 
 __all__ = [
     "place",

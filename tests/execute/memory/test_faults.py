@@ -354,7 +354,7 @@ def test_pinned_memory_that_runs_out(kind, monkeypatch):
     lanes._pool = transfer.PinnedPool()
     monkeypatch.setattr(lanes._pool, "shrink", lambda: done.append("shrunk"))
     monkeypatch.setattr(transfer._CudaTransfers, "settle", lambda _: done.append("settled"))
-    monkeypatch.setattr(transfer, "_give_back_unused", lambda: done.append("given back"))
+    monkeypatch.setattr(transfer, "empty_host_cache", lambda: done.append("given back"))
     plain = torch.empty
 
     def pinned(failures):

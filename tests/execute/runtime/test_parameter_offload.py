@@ -60,7 +60,7 @@ def batch(rows=64):
 def leaving(monkeypatch):
     """Plans that send leaves away, and nothing else, though there might be faster ones."""
 
-    def with_leaves_alone(problem, budget, **_):
+    def with_leaves_alone(problem, budget, *_, **__):
         never = (False,) * len(problem.ops)
         problem = replace(problem, asked=never, again=never)
         return recompute(problem, budget, relax(problem), Limits())

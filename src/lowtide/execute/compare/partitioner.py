@@ -11,12 +11,11 @@ import copy
 from collections.abc import Iterator, Sequence
 
 from torch import fx
-from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowtide.errors import PlanError
 from lowtide.plan.baselines import cheapest, keeping
 from lowtide.plan.program.instructions import Program
+from lowtide.torch_internals import functorch_config, min_cut_partition
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["partitioned", "partitioner"]
@@ -37,8 +36,8 @@ def partitioned(joint: Joint, share: float) -> Program:
     nodes = {node.name: node for node in joint.tensor_of}
     module = _copied(joint)
     try:
-        with config.patch(activation_memory_budget=share):
-            forward, _ = min_cut_rematerialization_partition(
+        with functorch_config.patch(activation_memory_budget=share):
+            forward, _ = min_cut_partition(
                 module, (), num_fwd_outputs=len(joint.outputs), static_lifetime_input_indices=[]
             )
     except Exception as error:  # whatever it raises: it is known to fail on BatchNorm without decompositions

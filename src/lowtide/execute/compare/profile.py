@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from lowtide.cost import Cost, Note, NoteKind, Span, Step, validate_step
 from lowtide.cost.cache import CostCache
@@ -26,6 +25,7 @@ from lowtide.execute.compile.user_code import check_loss, check_number, in_the_u
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph
 from lowtide.plan.program.simple import store_all
+from lowtide.torch_internals import tree_leaves
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.ending import read_update

@@ -9,6 +9,7 @@ import torch
 
 from lowtide.cost.watch import Allocations, Marker
 from lowtide.graph import Lifetime, Timeline
+from lowtide.torch_internals import free_weak_storage, storage_expired, storage_id, weak_storage
 
 __all__ = ["StorageMarker"]
 
@@ -45,17 +46,16 @@ class StorageMarker(Marker):
         for tensor, value in results.items():
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
-            storage: Any = value.untyped_storage()
-            key = int(storage._cdata)
+            key = storage_id(value)
             if key not in self._alive:
-                weak = int(storage._weak_ref())
-                self._alive[key] = (tensor, int(storage.nbytes()), self._step, weak)
+                size = int(value.untyped_storage().nbytes())
+                self._alive[key] = (tensor, size, self._step, weak_storage(value))
 
     def _sweep(self) -> None:
         for key, (tensor, size, first, weak) in list(self._alive.items()):
-            if _expired(weak):
+            if storage_expired(weak):
                 self._gone.append(Lifetime(tensor, size, first, self._step))
-                _free(weak)
+                free_weak_storage(weak)
                 del self._alive[key]
 
     def timeline(self, allocations: Allocations, resident: int) -> Timeline:
@@ -63,7 +63,7 @@ class StorageMarker(Marker):
         self._sweep()
         ended = [Lifetime(t, size, first, self._step) for t, size, first, _ in self._alive.values()]
         for _, _, _, weak in self._alive.values():
-            _free(weak)
+            free_weak_storage(weak)
         self._alive.clear()
         taken = [allocations.operators[op][time] for op, time in self._runs]
         lifetimes = sorted(self._gone + ended, key=lambda one: (one.first, one.tensor))
@@ -73,13 +73,3 @@ class StorageMarker(Marker):
             workspace_bytes=tuple(most - max(before, after) for before, most, after in taken),
             resident_bytes=resident,
         )
-
-
-def _expired(weak: int) -> bool:
-    storage: Any = torch.UntypedStorage
-    return bool(storage._expired(weak))
-
-
-def _free(weak: int) -> None:
-    storage: Any = torch.UntypedStorage
-    storage._free_weak_ref(weak)

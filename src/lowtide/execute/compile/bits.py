@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lowtide.torch_internals import sparse_entries
+
 __all__ = ["largest_difference", "same_bits"]
 
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -46,7 +48,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
+        return sparse_entries(tensor)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
 
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.trial import Outcome, stepped
@@ -25,6 +24,7 @@ from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
+from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
 from lowtide.trace.step.joint import Joint, Leaf
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Leaf
 from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
 
@@ -123,5 +124,5 @@ def _look_of_tensor(tensor: torch.Tensor, place: int, storages: dict[int, int]) 
     look = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
     if tensor.layout is not torch.strided:
         return look
-    shared_with = storages.setdefault(tensor.untyped_storage()._cdata, place)
+    shared_with = storages.setdefault(storage_id(tensor), place)
     return (*look, tensor.stride(), tensor.is_inference(), shared_with)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lowtide.execute.compile.untouched import untouched
+from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Outcome", "no_trace", "stepped"]
@@ -99,7 +100,7 @@ def _users(values: Sequence[Any]) -> Counter[int]:
 
 def _storage(tensor: torch.Tensor) -> int:
     """What tells storages apart; a tensor that has none has its own."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    return storage_id(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from lowtide.errors import CaptureError, LowtideError, RunError
+from lowtide.torch_internals import BackendCompilerFailed, TorchDynamoException
 from lowtide.trace.refusal import translated, users_line
 
 __all__ = ["check_loss", "check_number", "in_the_users_terms", "too_large", "users_step"]

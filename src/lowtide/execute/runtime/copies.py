@@ -21,6 +21,7 @@ import torch
 from lowtide.errors import RunError
 from lowtide.execute.memory.host import available_bytes
 from lowtide.execute.runtime.pinned import PinnedPool
+from lowtide.torch_internals import empty_host_cache
 from lowtide.units import format_bytes
 
 __all__ = ["Form", "Transfers", "transfers"]
@@ -195,19 +196,11 @@ class _CudaTransfers(Transfers):
         except (RuntimeError, MemoryError):
             self.settle()
             self._pool.shrink()
-            _give_back_unused()
+            empty_host_cache()
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except (RuntimeError, MemoryError):
             return _unpinned(size)
-
-
-def _give_back_unused() -> None:
-    """Let PyTorch's pool give back pinned memory that nobody uses: blocks of other sizes, say."""
-    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-        if hasattr(owner, name):  # its name and place changed with the releases
-            getattr(owner, name)()
-            return
 
 
 def _unpinned(size: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from lowtide.execute.runtime.witness import Watched
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.result.plan import Plan
+from lowtide.torch_internals import saved_tensors_are_hooked
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["Interpreter"]
@@ -190,7 +191,7 @@ class Interpreter:
 
     def _hand_over(self, frame: Frame, hosts: Sequence[torch.Tensor]) -> None:
         """Remember what backward must know of copies that are still under way."""
-        looked_at = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        looked_at = saved_tensors_are_hooked()
         if looked_at:
             bring_back(frame.travellers.values())
         if hosts and looked_at:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lowtide.execute.runtime.copies import Transfers
+from lowtide.torch_internals import DisableTorchFunctionSubclass, is_view, storage_id, version_of
 
 __all__ = ["Guard", "Traveller", "bring_back", "everything_away", "guarded", "may_leave"]
 
@@ -26,14 +27,14 @@ _AWAY: dict[int, Traveller] = {}
 def may_leave(values: Sequence[Any]) -> list[bool]:
     """Which of these values own all of their memory alone, so that it can be given back and taken again."""
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
-    users = Counter(v.untyped_storage()._cdata for v in tensors)
-    return [_plain(v) and users[v.untyped_storage()._cdata] == 1 for v in values]
+    users = Counter(storage_id(v) for v in tensors)
+    return [_plain(v) and users[storage_id(v)] == 1 for v in values]
 
 
 def _plain(value: Any) -> bool:
     if type(value) not in (torch.Tensor, nn.Parameter) or value.layout is not torch.strided:
         return False
-    if value.is_inference() or value._is_view() or value.storage_offset():
+    if value.is_inference() or is_view(value) or value.storage_offset():
         return False
     storage = value.untyped_storage()
     whole = 0 < storage.nbytes() == value.numel() * value.element_size()
@@ -48,7 +49,7 @@ class Traveller:
     def __init__(self, value: torch.Tensor, lanes: Transfers) -> None:
         self.value = value
         self.away = False
-        self._storage, self._version, self._class = value.untyped_storage(), value._version, type(value)
+        self._storage, self._version, self._class = value.untyped_storage(), version_of(value), type(value)
         self._lanes = lanes
         self._host: Any
         self._host, self._sent = lanes.send(value)
@@ -56,7 +57,7 @@ class Traveller:
 
     def leave(self) -> None:
         """Give the memory back, once the copy has ended; what was changed meanwhile stays."""
-        if self.away or self.value._version != self._version:
+        if self.away or version_of(self.value) != self._version:
             return
         self._lanes.wait(self._sent)
         self._lanes.wait(self._coming)
@@ -98,7 +99,7 @@ def everything_away() -> list[Traveller]:
 def bring_back(travellers: Iterable[Traveller] | None = None) -> None:
     """Everything that is away, or these, is on the device again when this returns."""
     for one in everything_away() if travellers is None else list(travellers):
-        lanes = one._lanes
+        lanes = one._lanes  # noqa: SLF001
         lanes.wait(one.come_back())
 
 
@@ -155,8 +156,8 @@ def _harmless() -> frozenset[Any]:
     )
     asked: list[Callable[..., Any]] = [getattr(tensor, name).__get__ for name in properties]
     asked += [tensor.grad.__get__, tensor.grad.__set__, tensor.grad.__delete__]
-    methods = ("_is_view", "dim", "element_size", "is_floating_point", "nelement", "numel", "size", "stride")
-    return frozenset(asked) | {getattr(tensor, name) for name in methods}
+    methods = ("dim", "element_size", "is_floating_point", "nelement", "numel", "size", "stride")
+    return frozenset(asked) | {is_view, *(getattr(tensor, name) for name in methods)}
 
 
 _HARMLESS = _harmless()
@@ -164,7 +165,7 @@ _HARMLESS = _harmless()
 
 def _asked(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     if function in _HARMLESS:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
     bring_back()
     return function(*args, **(kwargs or {}))

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from lowtide.torch_internals import storage_owners
+
 __all__ = ["PinnedPool"]
 
 
@@ -35,11 +37,11 @@ class PinnedPool:
     def take(self, size: int, new: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """A buffer of so many bytes, and the event that its next user must come after, or None."""
         for buffer in self._buffers.setdefault(size, []):
-            if _owners(buffer.tensor) == buffer.alone:
+            if storage_owners(buffer.tensor) == buffer.alone:
                 return buffer.tensor.detach(), buffer.last
         tensor = new(size)
         if tensor.is_pinned():
-            buffer = _Buffer(tensor, _owners(tensor))
+            buffer = _Buffer(tensor, storage_owners(tensor))
             self._buffers[size].append(buffer)
             self._at[tensor.data_ptr()] = buffer
             tensor = tensor.detach()
@@ -54,11 +56,5 @@ class PinnedPool:
     def shrink(self) -> None:
         """Let go of the buffers that nobody uses."""
         for size, buffers in self._buffers.items():
-            self._buffers[size] = [b for b in buffers if _owners(b.tensor) != b.alone]
+            self._buffers[size] = [b for b in buffers if storage_owners(b.tensor) != b.alone]
         self._at = {b.tensor.data_ptr(): b for buffers in self._buffers.values() for b in buffers}
-
-
-def _owners(tensor: torch.Tensor) -> int:
-    """How many tensors and others are on a storage."""
-    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return count

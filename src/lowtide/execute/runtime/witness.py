@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx
 
+from lowtide.torch_internals import OpOverload, schema_of
 from lowtide.trace.eager.layouts import Layout, Layouts, layouts, look
 from lowtide.trace.step.joint import Joint
 
@@ -59,9 +59,9 @@ class Witness:
         ``in_place`` says that it took over the memory of an argument.
         """
         call = joint.calls[op]
-        if not isinstance(call.target, torch._ops.OpOverload):
+        if not isinstance(call.target, OpOverload):
             return
-        if call.target._schema.is_mutable and call.laid_out_by._schema.is_mutable:
+        if schema_of(call.target).is_mutable and schema_of(call.laid_out_by).is_mutable:
             return  # it gives what it was given
         real, assumed = layouts(args, kwargs, result), self._layouts(joint, op)
         if all(_same(one, other, in_place) for one, other in zip(assumed, real, strict=True)):

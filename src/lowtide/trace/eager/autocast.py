@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
+
+from lowtide.torch_internals import DispatchKey, forget_kernels, is_excluded, is_view
 
 __all__ = ["cast_once"]
 
@@ -69,14 +70,14 @@ def _in_place_of_casts(function: Callable[..., torch.Tensor] | None) -> Iterator
     before = {key: _CAST.py_kernels.pop(key) for key, _ in _KEYS.values() if key in _CAST.py_kernels}
     if function is not None:
         _CAST.py_kernels.update({key: function for key, _ in _KEYS.values()})
-    _CAST._dispatch_cache.clear()
+    forget_kernels(_CAST)
     try:
         yield
     finally:
         for key, _ in _KEYS.values():
             _CAST.py_kernels.pop(key, None)
         _CAST.py_kernels.update(before)
-        _CAST._dispatch_cache.clear()
+        forget_kernels(_CAST)
 
 
 def _is_kept(tensor: torch.Tensor, options: dict[str, Any]) -> bool:
@@ -84,8 +85,8 @@ def _is_kept(tensor: torch.Tensor, options: dict[str, Any]) -> bool:
     device = tensor.device.type
     if options.get("dtype") != torch.get_autocast_dtype(device):
         return False
-    if not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEYS[device][1]):
+    if not is_excluded(_KEYS[device][1]):
         return False  # somebody's own cast
-    if tensor.dtype != torch.float32 or not tensor.requires_grad or tensor._is_view():
+    if tensor.dtype != torch.float32 or not tensor.requires_grad or is_view(tensor):
         return False
     return tensor.grad_fn is None or not tensor.grad_fn.next_functions

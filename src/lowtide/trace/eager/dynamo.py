@@ -15,10 +15,15 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-import torch._dynamo.config
-from torch._dynamo import convert_frame
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from lowtide.torch_internals import (
+    TensorVariable,
+    dynamo_config,
+    frame_compiler,
+    function_handlers,
+    inner_backend,
+    set_frame_compiler,
+)
 
 __all__ = ["adapt_dynamo", "fresh", "lowtides"]
 
@@ -32,8 +37,6 @@ _SETTINGS = {
     "accumulated_recompile_limit": 1024,
     "allow_unspec_int_on_nn_module": True,
 }
-_INSIDE = ("compiler_fn", "_torchdynamo_orig_backend", "__wrapped__")
-"""Where torch keeps the backend that one of its own stands in front of."""
 
 
 def lowtides(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +47,14 @@ def lowtides(backend: Callable[..., Any]) -> Callable[..., Any]:
 
 def adapt_dynamo() -> None:
     """Have Dynamo do what Lowtide needs, in functions that are compiled for it; once is enough."""
-    compile_frame = getattr(convert_frame, "_compile", None)
+    compile_frame = frame_compiler()
     if compile_frame is not None and not hasattr(compile_frame, _MARK):
-        setattr(convert_frame, "_compile", lowtides(_often(compile_frame)))  # noqa: B010
+        set_frame_compiler(lowtides(_often(compile_frame)))
     for name in _METHODS:
         method = getattr(TensorVariable, name, None)
         if method is not None and not hasattr(method, _MARK):
             setattr(TensorVariable, name, lowtides(_unless_ours(method)))
-    handlers: dict[Any, Any] = getattr(TorchInGraphFunctionVariable, "_get_handlers", dict)()
+    handlers = function_handlers()
     for function in _FUNCTIONS:
         handler = handlers.get(function)
         if handler is not None and not hasattr(handler, _MARK):
@@ -86,7 +89,7 @@ def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
         given = kwargs.get("compiler_fn", args[_COMPILER] if len(args) > _COMPILER else None)
         if not _ours(given):
             return compile_frame(*args, **kwargs)
-        with torch._dynamo.config.patch(_SETTINGS):
+        with dynamo_config.patch(_SETTINGS):
             return compile_frame(*args, **kwargs)
 
     return compiled
@@ -107,5 +110,5 @@ def _ours(backend: Any) -> bool:
         if getattr(backend, _MARK, False):
             return True
         seen.append(backend)
-        backend = next((getattr(backend, name) for name in _INSIDE if hasattr(backend, name)), None)
+        backend = inner_backend(backend)
     return False

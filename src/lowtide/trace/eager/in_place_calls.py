@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.torch_internals import OpOverload, TorchDispatchMode, overload_name, schema_of
 from lowtide.trace.eager.layouts import Layouts, is_functional_of
 from lowtide.trace.eager.library import define
 
@@ -68,13 +68,13 @@ def in_place_form(functional: Any, in_place: Any, args: Sequence[Any]) -> Any:
     It takes the arguments of the functional one. Some of these ``args`` may be numbers where that takes
     tensors, as operators of torch's own allow.
     """
-    schema, other = functional._schema, in_place._schema
+    schema, other = schema_of(functional), schema_of(in_place)
     if [one.name for one in schema.arguments] != [one.name for one in other.arguments]:
         return None
     numbers = [k for k, value in enumerate(args) if isinstance(value, bool | int | float | complex)]
     kinds = [str(one.type) == "Tensor" for one in schema.arguments]
     numbers = [k for k in numbers if kinds[k]]
-    name = "_".join([in_place.overloadpacket.__name__, in_place._overloadname, *map(str, numbers)])
+    name = "_".join([in_place.overloadpacket.__name__, overload_name(in_place), *map(str, numbers)])
     known = getattr(torch.ops.lowtide, name, None)
     if known is None:
         arguments = str(schema).partition("(")[2]
@@ -89,7 +89,7 @@ def in_place_form(functional: Any, in_place: Any, args: Sequence[Any]) -> Any:
 
 def operator_in_place(target: Any) -> Any:
     """The operator in place that a form of one stands for, or None."""
-    return _FORMS.get(target) if isinstance(target, torch._ops.OpOverload) else None
+    return _FORMS.get(target) if isinstance(target, OpOverload) else None
 
 
 def _copying(in_place: Any) -> Callable[..., Any]:
@@ -102,10 +102,10 @@ def _copying(in_place: Any) -> Callable[..., Any]:
 @cache
 def _runs_in_place(func: Any) -> bool:
     """Whether an operator computes its result over its first argument, and changes nothing else."""
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return False
     name = func.overloadpacket.__name__
     if not name.endswith("_") or name.startswith("_") or name in _SAME_ANYWAY or func.namespace != "aten":
         return False
-    written = [one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments]
+    written = [one.alias_info is not None and one.alias_info.is_write for one in schema_of(func).arguments]
     return torch.Tag.inplace_view not in func.tags and written[:1] == [True] and not any(written[1:])

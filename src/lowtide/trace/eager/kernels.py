@@ -13,11 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._decomp
-import torch._functorch.config
-import torch._inductor.config
-from torch._C import DispatchKey
 
+from lowtide.torch_internals import DispatchKey, forget_kernels, functorch_config, inductor_config
 from lowtide.trace.eager.autocast import cast_once
 from lowtide.trace.eager.in_place_calls import InPlaceCalls
 from lowtide.trace.eager.layouts import Layouts
@@ -102,8 +99,8 @@ def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
     """
     with (
         _LOCK,
-        torch._inductor.config.patch(fallback_random=True),
-        torch._functorch.config.patch(donated_buffer=False),
+        inductor_config.patch(fallback_random=True),
+        functorch_config.patch(donated_buffer=False),
         InPlaceCalls(layouts or Layouts()),
         cast_once(),
     ):
@@ -134,4 +131,4 @@ def _operators() -> Iterator[Any]:
 def _forget(hidden: list[tuple[Any, Any, Any]]) -> None:
     """Operators remember which version they chose."""
     for op, _, _ in hidden:
-        op._dispatch_cache.clear()
+        forget_kernels(op)

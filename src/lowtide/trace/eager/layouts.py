@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lowtide.torch_internals import FakeTensorMode, schema_of, storage_id, tree_leaves, tree_map_only
 
 __all__ = [
     "Layout",
@@ -73,7 +73,7 @@ class Layouts:
         says for these arguments, and only they are not as captured.
         """
         key, real = look(operator, args, kwargs), layouts(args, kwargs, result)
-        if key != assumed and not operator._schema.is_mutable:
+        if key != assumed and not schema_of(operator).is_mutable:
             mode = self.mode()
             with mode:
                 given, named = tree_map_only(torch.Tensor, mode.from_tensor, (list(args), dict(kwargs)))
@@ -142,13 +142,13 @@ def layouts_of(values: Sequence[torch.Tensor]) -> Layouts:
 
 def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tuple[Layout | None, ...]:
     """How the results of an operator lie, fake or real; None for what is no strided tensor."""
-    storages = [_storage(tensor) for tensor in _tensors((args, kwargs))]
+    storages = [storage_id(tensor) for tensor in _tensors((args, kwargs))]
     found: list[Layout | None] = []
     for one in result if isinstance(result, tuple | list) else (result,):
         if not isinstance(one, torch.Tensor) or one.layout is not torch.strided:
             found.append(None)
             continue
-        own = _storage(one)
+        own = storage_id(one)
         shared = storages.index(own) if own in storages else None
         stride, offset = tuple(map(int, one.stride())), int(one.storage_offset())
         size = int(one.untyped_storage().nbytes())
@@ -233,10 +233,6 @@ def _look(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return tuple(map(_look, value))
     return value if isinstance(value, Hashable) else repr(value)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

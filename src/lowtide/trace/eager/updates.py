@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.torch_internals import schema_of
+
 __all__ = ["update_in_place", "without_update", "written_arguments"]
 
 aten = torch.ops.aten
@@ -89,7 +91,7 @@ def _count_in_place(graph: fx.Graph, node: fx.Node, copies: Mapping[Any, fx.Node
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that the operator writes to, by its schema."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return []
     found = []

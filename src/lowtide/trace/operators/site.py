@@ -13,6 +13,7 @@ from torch import fx
 
 from lowtide.errors import GraphError
 from lowtide.graph import Graph, Op, Rect
+from lowtide.torch_internals import schema_of
 from lowtide.trace.step.builder import Call
 
 __all__ = ["Held", "Part", "Site", "bind", "broadcast", "cropped", "replaced", "signature", "with_range"]
@@ -213,7 +214,7 @@ def signature(target: Any) -> tuple[Argument, ...]:
     """The arguments of a function of torch's."""
     return tuple(
         Argument(one.name, one.kwarg_only, one.default_value if one.has_default_value() else None)
-        for one in target._schema.arguments
+        for one in schema_of(target).arguments
     )
 
 

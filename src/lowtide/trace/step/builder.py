@@ -16,6 +16,7 @@ from torch import fx
 from lowtide.cost.short import saved_results
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
+from lowtide.torch_internals import overload_name, schema_of, storage_id
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.trace.eager.kernels import eager_target
 from lowtide.trace.eager.layouts import is_functional_of, same_sort
@@ -187,7 +188,7 @@ class Builder:
         return self._viewed_by_schema(node)
 
     def _viewed_by_schema(self, node: fx.Node) -> int | None:
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if schema is None or not schema.returns or schema.returns[0].alias_info is None:
             return None
         for argument, value in zip(schema.arguments, node.args, strict=False):
@@ -300,7 +301,7 @@ def _called(node: fx.Node) -> dict[str, Any]:
         return value if value is None or isinstance(value, int | float | str) else str(value)
 
     found: dict[str, Any] = {
-        "overload": getattr(node.target, "_overloadname", ""),
+        "overload": overload_name(node.target),
         "arguments": tuple(plain(value) for value in node.args),
         "strides": tuple(_strides(n.meta["val"]) for n in tensors),
     }
@@ -316,7 +317,7 @@ def _called(node: fx.Node) -> dict[str, Any]:
 def _storage(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return int(value.untyped_storage()._cdata)
+    return storage_id(value)
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -330,7 +331,7 @@ def is_random(node: fx.Node) -> bool:
 
 def _dropped(node: fx.Node) -> Any:
     """The share that an operator of attention drops; None where it has no such argument."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else argument.default_value

@@ -8,11 +8,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
 from lowtide.cost import Step
 from lowtide.errors import CaptureError, LowtideError
+from lowtide.torch_internals import ShortenTraceback, TorchDynamoException, aot_autograd
 from lowtide.trace.eager.dynamo import adapt_dynamo, fresh, lowtides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.rewrite import as_eager

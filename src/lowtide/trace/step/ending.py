@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Op, Phase, Role, validate
+from lowtide.torch_internals import FakeTensorMode
 from lowtide.trace.step.builder import Builder
 from lowtide.trace.step.joint import Joint
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
+from lowtide.torch_internals import GRADIENT_FUNCTIONS, HigherOrderOperator
 from lowtide.trace.step.builder import where
 
 __all__ = ["gradient_marks"]
 
 _METHODS = frozenset({"detach", "detach_", "requires_grad_", "register_hook"})
-_FUNCTIONS = frozenset(
-    {"detach", "detach_", "_get_data_attr", "_set_grad_enabled", "set_grad_enabled", "inference_mode"}
-)
+_FUNCTIONS = GRADIENT_FUNCTIONS | {"detach", "detach_", "set_grad_enabled", "inference_mode"}
 
 
 def gradient_marks(module: fx.GraphModule) -> str | None:
@@ -39,7 +37,7 @@ def _said(node: fx.Node) -> str | None:
         return None
     target: Any = node.target
     name = str(getattr(target, "__name__", target))
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return f"it has a part with rules of its own ({name})"
     if name in _FUNCTIONS or (name == "getattr" and len(node.args) > 1 and node.args[1] == "data"):
         return f"it calls {name}"

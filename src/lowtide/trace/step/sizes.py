@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from lowtide.errors import CaptureError
+from lowtide.torch_internals import expressions, tree_map_only
 
 __all__ = ["Fixed", "Symbolic", "fingerprint", "has_numbers", "has_symbols"]
 
@@ -114,7 +114,7 @@ def fingerprint(module: fx.GraphModule) -> Hashable:
         return None
     lines = []
     for node in place:
-        arguments = pytree.tree_map_only(fx.Node, lambda n: f"%{place[n]}", (node.args, node.kwargs))
+        arguments = tree_map_only(fx.Node, lambda n: f"%{place[n]}", (node.args, node.kwargs))
         lines.append((node.op, "" if node.op == "placeholder" else node.target, repr(arguments)))
     return tuple(lines)
 
@@ -128,8 +128,7 @@ def _symbolic(value: Any) -> bool:
 
 def _expressions(value: Any) -> set[Any]:
     """How an input that is a number may be written in what is computed from it."""
-    found = {value.node.expr, getattr(value.node, "_expr", value.node.expr)}
-    return {expression for expression in found if getattr(expression, "is_symbol", False)}
+    return {expression for expression in expressions(value) if getattr(expression, "is_symbol", False)}
 
 
 def _of_numbers(node: fx.Node, made: dict[fx.Node, Any]) -> bool:

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Role
+from lowtide.torch_internals import FakeTensorMode, TracingContext, aot_autograd, tracing
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.eager.library import define

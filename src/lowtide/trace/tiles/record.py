@@ -15,9 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses import FakeTensorMode
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.torch_internals import (
+    FakeTensorMode,
+    LazyGraphModule,
+    TorchDispatchMode,
+    autocast_disabled,
+    last_sequence_number,
+    running_sequence_number,
+    schema_of,
+    storage_id,
+)
 
 __all__ = ["recorded"]
 
@@ -43,7 +51,7 @@ def recorded(
     for k, value in enumerate(inputs, 1):
         recorder.leaf(f"primals_{k}", value)
     try:
-        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast(), mode, recorder:
+        with torch.autograd.set_multithreading_enabled(False), autocast_disabled(), mode, recorder:
             results = recorder.run(graph, root, inputs)
             if _share_memory([*inputs, *results]):
                 return None
@@ -52,11 +60,11 @@ def recorded(
     except RuntimeError:  # ours, or torch's: AOTAutograd can do it, or tells why not and where
         return None
     recorder.graph.eliminate_dead_code()
-    return _LazyGraphModule(nn.Module(), recorder.graph), len(results)  # nobody runs it: no code is made
+    return LazyGraphModule(nn.Module(), recorder.graph), len(results)  # nobody runs it: no code is made
 
 
 def _share_memory(values: Sequence[Any]) -> bool:
-    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
+    storages = [storage_id(value) for value in values if isinstance(value, Tensor)]
     return len(set(storages)) < len(storages)
 
 
@@ -122,7 +130,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wanted = [value for value in inputs if value.requires_grad]
         if not have or not wanted:
             return []
-        self.phase, self.number = _BACKWARD, _last_number()
+        self.phase, self.number = _BACKWARD, last_sequence_number()
         with torch.no_grad():
             tangents = [torch.empty_like(value) for value in have]
         for k, value in enumerate(tangents, 1):
@@ -139,7 +147,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":  # questions about a tensor
             return func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             raise _BeyondError
         made = func(*args, **kwargs)
         several = isinstance(made, tuple | list)
@@ -171,11 +179,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _meta(self, value: Any) -> dict[str, Any]:
         if self.phase == _FORWARD:
-            number = _last_number()
+            number = last_sequence_number()
             self.code.setdefault(number, self.about)
             return {"val": value, "seq_nr": number, "partitioner_tag": _FORWARD, **self.about}
-        function = torch._C._current_autograd_node()
-        number = self.number if function is None else function._sequence_nr()
+        running = running_sequence_number()
+        number = self.number if running is None else running
         about = self.code.get(number, {})
         known = {"stack_trace": about["stack_trace"]} if "stack_trace" in about else {}
         if "nn_module_stack" in about:
@@ -186,10 +194,5 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _optional(func: Any) -> frozenset[str]:
     """Arguments that are None unless they are given."""
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     return frozenset(one.name for one in arguments if one.has_default_value() and one.default_value is None)
-
-
-def _last_number() -> int:
-    """What autograd has numbered last."""
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]

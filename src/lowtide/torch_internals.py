@@ -1,0 +1,366 @@
+"""Every private name of torch that Lowtide uses, under a public name.
+
+Torch may change these names in any release. They stand in this module alone, so it is the one to look at
+when a release does; ``tests/test_architecture.py`` holds the other modules to it. Each name, or each group,
+says in which versions of torch it was seen. What differs between versions is handled here too.
+
+Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
+
+Names that ``import torch`` brings are imported at once. Dynamo, AOTAutograd and Inductor take seconds to
+import: their names are looked up when another module first imports them from here.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+# Python versions of operators, put aside while a step is traced. Seen in 2.11, 2.13, 2.14.
+import torch._decomp
+
+# Asks a subclass of Tensor as a plain tensor; names the kernels of an operator. Seen in 2.11, 2.13, 2.14.
+from torch._C import DisableTorchFunctionSubclass, DispatchKey
+
+# The context that AOTAutograd traces in, with its mode of fake tensors. Seen in 2.11, 2.13, 2.14.
+from torch._guards import TracingContext, tracing
+
+# The class of operators, and of those that take functions. Seen in 2.11, 2.13, 2.14.
+from torch._ops import HigherOrderOperator, OpOverload
+
+# Makes tensors that have a shape and no memory. Seen in 2.11, 2.13, 2.14.
+from torch._subclasses import FakeTensorMode
+
+# A graph without code, for one that is read and never run. Seen in 2.11, 2.13, 2.14.
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+# The base class of what watches operators below autograd. Seen in 2.11, 2.13, 2.14.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# The tensors in nested arguments and results. Seen in 2.11, 2.13, 2.14.
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+if TYPE_CHECKING:
+    import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.exc import (
+        BackendCompilerFailed,
+        RestartAnalysis,
+        ShortenTraceback,
+        TorchDynamoException,
+        TorchRuntimeError,
+    )
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_partition
+
+__all__ = [
+    "GRADIENT_FUNCTIONS",
+    "BackendCompilerFailed",
+    "DisableTorchFunctionSubclass",
+    "DispatchKey",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "LazyGraphModule",
+    "OpOverload",
+    "RestartAnalysis",
+    "ShortenTraceback",
+    "TensorVariable",
+    "TorchDispatchMode",
+    "TorchDynamoException",
+    "TorchRuntimeError",
+    "TracingContext",
+    "aot_autograd",
+    "autocast_disabled",
+    "backward_keeps_graph",
+    "boxed",
+    "dynamo_config",
+    "empty_host_cache",
+    "expressions",
+    "forget_kernels",
+    "frame_compiler",
+    "free_weak_storage",
+    "function_handlers",
+    "functorch_config",
+    "inductor_config",
+    "inner_backend",
+    "inside_double_backward",
+    "is_excluded",
+    "is_view",
+    "last_sequence_number",
+    "min_cut_partition",
+    "overload_name",
+    "pause_device",
+    "record_range",
+    "running_sequence_number",
+    "saved_tensors_are_hooked",
+    "schema_of",
+    "set_frame_compiler",
+    "sparse_entries",
+    "start_memory_recorder",
+    "stop_memory_recorder",
+    "storage_expired",
+    "storage_id",
+    "storage_owners",
+    "tracing",
+    "tree_leaves",
+    "tree_map_only",
+    "trust_no_dict_versions",
+    "version_of",
+    "weak_storage",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+# Dynamo, AOTAutograd and Inductor, imported when they are asked for.
+
+_LATER = {
+    # Turns a forward graph into a joint one and asks for a partition of it. Seen in 2.11, 2.13, 2.14.
+    "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
+    # Settings, changed while a step is traced. Seen in 2.11, 2.13, 2.14.
+    "dynamo_config": "torch._dynamo.config",
+    "functorch_config": "torch._functorch.config",
+    "inductor_config": "torch._inductor.config",
+    # What torch.compile raises, and what passes through it unwrapped. Seen in 2.11, 2.13, 2.14.
+    "BackendCompilerFailed": "torch._dynamo.exc:BackendCompilerFailed",
+    "RestartAnalysis": "torch._dynamo.exc:RestartAnalysis",
+    "ShortenTraceback": "torch._dynamo.exc:ShortenTraceback",
+    "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",
+    "TorchRuntimeError": "torch._dynamo.exc:TorchRuntimeError",
+    # Stands for a tensor in Dynamo; some of its methods take an operator apart. Seen in 2.11, 2.13, 2.14.
+    "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
+    # PyTorch's own partitioner, a baseline for plans. Seen in 2.11, 2.13, 2.14.
+    "min_cut_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
+}
+"""Public names, and where torch has them: a module, or a name in one."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = pkgutil.resolve_name(_LATER[name])
+        return found
+
+
+def frame_compiler() -> Callable[..., Any] | None:
+    """What Dynamo compiles a frame with; None where it has none. Seen in 2.11, 2.13, 2.14."""
+    from torch._dynamo import convert_frame
+
+    return getattr(convert_frame, "_compile", None)
+
+
+def set_frame_compiler(function: Callable[..., Any]) -> None:
+    """Have Dynamo compile frames with this, in its own module. Seen in 2.11, 2.13, 2.14."""
+    from torch._dynamo import convert_frame
+
+    setattr(convert_frame, "_compile", function)  # noqa: B010
+
+
+def function_handlers() -> dict[Any, Any]:
+    """What Dynamo does with functions that it knows; not a copy. Seen in 2.11, 2.13, 2.14."""
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    handlers: dict[Any, Any] = getattr(TorchInGraphFunctionVariable, "_get_handlers", dict)()
+    return handlers
+
+
+def inner_backend(backend: Any) -> Any:
+    """The backend that one of torch's own stands in front of, or None. Seen in 2.11, 2.13, 2.14."""
+    names = ("compiler_fn", "_torchdynamo_orig_backend", "__wrapped__")
+    return next((getattr(backend, name) for name in names if hasattr(backend, name)), None)
+
+
+def boxed(function: Function) -> Function:
+    """The function, marked as one that takes its arguments in a list. Seen in 2.11, 2.13, 2.14."""
+    setattr(function, "_boxed_call", True)  # noqa: B010
+    return function
+
+
+def trust_no_dict_versions(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> None:
+    """On Python 3.13.0, have torch check all it assumed about a model before it runs a compiled function.
+
+    There a dictionary that changes may keep its version (github.com/python/cpython/issues/125608), by which
+    torch 2.10 and 2.11 tell that nothing changed: after ``model.eval()`` it would go on training.
+    The setting was seen in 2.11, 2.13, 2.14.
+    """
+    from torch._dynamo import config
+
+    settings: Any = config
+    if python == (3, 13, 0) and getattr(settings, "use_recursive_dict_tags_for_guards", False):
+        settings.use_recursive_dict_tags_for_guards = False
+
+
+# Operators and graphs.
+
+GRADIENT_FUNCTIONS = frozenset({"_get_data_attr", "_set_grad_enabled"})
+"""Functions in a graph of Dynamo's that switch gradients, or read past them. Seen in 2.11, 2.13, 2.14."""
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an operator; None for another function. Seen in 2.11, 2.13, 2.14."""
+    return getattr(target, "_schema", None)
+
+
+def overload_name(target: Any) -> str:
+    """The name of an operator's overload; empty for another function. Seen in 2.11, 2.13, 2.14."""
+    name: str = getattr(target, "_overloadname", "")
+    return name
+
+
+def forget_kernels(operator: Any) -> None:
+    """Have an operator choose its kernels anew, once others are there. Seen in 2.11, 2.13, 2.14."""
+    operator._dispatch_cache.clear()
+
+
+def is_excluded(key: DispatchKey) -> bool:
+    """Whether kernels of this key are passed over in this thread. Seen in 2.11, 2.13, 2.14."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+
+
+def expressions(number: Any) -> set[Any]:
+    """How a symbolic number may be written in what is computed from it. Seen in 2.11, 2.13, 2.14."""
+    return {number.node.expr, getattr(number.node, "_expr", number.node.expr)}
+
+
+# Tensors and storages.
+
+is_view = torch.Tensor._is_view
+"""Whether autograd takes a tensor for a view. The method itself. Seen in 2.11, 2.13, 2.14."""
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that grows whenever the tensor is changed in place. Seen in 2.11, 2.13, 2.14."""
+    return tensor._version
+
+
+def sparse_entries(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse tensor in COO form, as they are stored. Seen in 2.11, 2.13, 2.14."""
+    return tensor._indices(), tensor._values()
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Tells the storages of strided tensors apart, fake or real. Seen in 2.11, 2.13, 2.14."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_owners(tensor: torch.Tensor) -> int:
+    """How many tensors and others are on a storage. Seen in 2.11, 2.13, 2.14."""
+    count: int = torch._C._storage_Use_Count(storage_id(tensor))
+    return count
+
+
+def weak_storage(tensor: torch.Tensor) -> int:
+    """A weak reference to a tensor's storage, which must be freed. Seen in 2.11, 2.13, 2.14."""
+    storage: Any = tensor.untyped_storage()
+    return int(storage._weak_ref())
+
+
+def storage_expired(weak: int) -> bool:
+    """Whether nobody holds the storage any more. Seen in 2.11, 2.13, 2.14."""
+    storage: Any = torch.UntypedStorage
+    return bool(storage._expired(weak))
+
+
+def free_weak_storage(weak: int) -> None:
+    """Give a weak reference back. Seen in 2.11, 2.13, 2.14."""
+    storage: Any = torch.UntypedStorage
+    storage._free_weak_ref(weak)
+
+
+# Autograd.
+
+
+def autocast_disabled() -> AbstractContextManager[Any]:
+    """Inside, autocast casts nothing. Seen in 2.11, 2.13, 2.14."""
+    return torch._C._DisableAutocast()
+
+
+def last_sequence_number() -> int:
+    """What autograd has numbered last in this thread. Seen in 2.11, 2.13, 2.14."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+def running_sequence_number() -> int | None:
+    """The number of the node whose backward runs; None outside of one. Seen in 2.11, 2.13, 2.14."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether somebody is shown what autograd saves. Seen in 2.11, 2.13, 2.14."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def backward_keeps_graph() -> bool:
+    """Whether the backward that runs was asked for with retain_graph. Seen in 2.11, 2.13, 2.14."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def inside_double_backward() -> bool:
+    """Whether a function runs by which AOTAutograd prepares a backward of a backward.
+
+    It is known by its first names alone. Those were seen in 2.11, 2.13, 2.14.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_varnames[:2] == ("double_ctx", "unused_args"):
+            return True
+    return False
+
+
+# Memory and time on a device.
+
+
+def empty_host_cache() -> None:
+    """Have PyTorch's pool give back pinned memory that nobody uses: blocks of other sizes, say.
+
+    The private name was seen in 2.11 and 2.14 with CUDA, the public one in 2.13 and 2.14.
+    """
+    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
+        if hasattr(owner, name):  # its name and place changed with the releases
+            getattr(owner, name)()
+            return
+
+
+def pause_device(cycles: int) -> None:
+    """Have a CUDA device do nothing for so many cycles. Seen in 2.11, 2.13, 2.14.
+
+    Where torch has no such kernel, there is no pause: short operators look as long as they take to issue.
+    """
+    pause = getattr(torch.cuda, "_sleep", None)
+    if pause is not None:
+        pause(cycles)
+
+
+def record_range(name: str) -> Any:
+    """A range of the recorder of events, to be entered and left. Seen in 2.11, 2.13, 2.14.
+
+    Not the usual record_function: a dispatch mode takes that for an operator, with a range of its own.
+    """
+    return torch._C._profiler._RecordFunctionFast(name)
+
+
+def start_memory_recorder() -> None:
+    """Record allocations on the CPU and ranges. Seen in 2.11, 2.13, 2.14.
+
+    Without timestamps it takes a tenth of a millisecond to start, and nothing is logged.
+    """
+    autograd: Any = torch.autograd
+    memory_alone = (False, True, False, False, False)
+    more = torch._C._profiler._ExperimentalConfig()
+    autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *memory_alone, more))
+
+
+def stop_memory_recorder() -> list[list[Any]]:
+    """End the recording; its events, thread by thread. Seen in 2.11, 2.13, 2.14."""
+    autograd: Any = torch.autograd
+    threads: list[list[Any]] = autograd._disable_profiler_legacy()
+    return threads
