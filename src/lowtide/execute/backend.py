@@ -38,6 +38,7 @@ from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import layouts_of, learned
 from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.refusal import (
+    calls_torch,
     raise_through,
     refuse_graph_breaks,
     refuse_what_depends_on_values,
@@ -186,6 +187,7 @@ def compile_planned(
         raise_through(error)
 
 
+@calls_torch
 def _compiled(
     module: fx.GraphModule,
     leaves: Sequence[Leaf],

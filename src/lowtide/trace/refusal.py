@@ -7,9 +7,10 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from types import CodeType, FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import fx
@@ -23,6 +24,7 @@ from lowtide.torch_internals import (
 )
 
 __all__ = [
+    "calls_torch",
     "place",
     "raise_through",
     "refuse_graph_breaks",
@@ -31,6 +33,8 @@ __all__ = [
     "translated",
     "users_line",
 ]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OURS = str(Path(__file__).parent.parent)
 _TORCHS = str(Path(torch.__file__).parent)
@@ -96,11 +100,11 @@ def traced() -> Iterator[None]:
         raise
     except Exception as error:
         blame = _blamed(error)
-        if blame is not None and blame.filename.startswith(_OURS) and blame.name not in _TRACING:
+        if blame is not None and _is_ours(blame) and blame.f_code not in _CALLING_TORCH:
             raise
         hints = [str(one.message) for one in told if str(one.message).startswith(_DETECTED)]
         frames = _FRAME.findall(str(error)) or _FRAME.findall(hints[-1] if hints else "")
-        where = _last(frames) or _place_of(blame) or "the captured function"
+        where = _last(frames) or users_line(error) or "the captured function"
         raise CaptureError(_sentence(where, f"{type(error).__name__}: {error}")) from error
     finally:
         for one in told:
@@ -108,26 +112,34 @@ def traced() -> Iterator[None]:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
-_TRACING = ("_compiled", "_record", "traced")
-"""Functions of ours that do no more than call AOTAutograd."""
+_CALLING_TORCH: set[CodeType] = {inspect.unwrap(traced).__code__}
+"""The code of functions of ours that do no more than call torch's tracing."""
 
 
-def _blamed(error: BaseException) -> traceback.FrameSummary | None:
+def calls_torch(function: _Function) -> _Function:
+    """Mark a function that does no more than call torch's tracing: an error there is torch's."""
+    _CALLING_TORCH.add(function.__code__)
+    return function
+
+
+def _blamed(error: BaseException) -> FrameType | None:
     """The innermost frame outside of torch that led to the error, and outside of code made on the fly."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((_TORCHS, "<"))]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith((_TORCHS, "<"))]
     return own[-1] if own else None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def users_line(error: BaseException) -> str:
     """``file:line`` where the user's own code raised this, or nothing where Lowtide did."""
-    return _place_of(_blamed(error))
-
-
-def _place_of(frame: traceback.FrameSummary | None) -> str:
-    if frame is None or frame.filename.startswith(_OURS):
+    frame = _blamed(error)
+    if frame is None or _is_ours(frame):
         return ""
-    return f"{frame.filename}:{frame.lineno}"
+    lines = [line for one, line in traceback.walk_tb(error.__traceback__) if one is frame]
+    return f"{frame.f_code.co_filename}:{lines[-1]}"
 
 
 def raise_through(error: LowtideError) -> NoReturn:

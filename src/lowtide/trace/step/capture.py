@@ -15,7 +15,7 @@ from lowtide.torch_internals import ShortenTraceback, TorchDynamoException, aot_
 from lowtide.trace.eager.dynamo import adapt_dynamo, fresh, lowtides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.rewrite import as_eager
-from lowtide.trace.refusal import raise_through, traced, translated
+from lowtide.trace.refusal import calls_torch, raise_through, traced, translated
 from lowtide.trace.step.ending import Update, read_update
 from lowtide.trace.step.joint import Joint, read_joint
 from lowtide.trace.step.leaves import leaves_of
@@ -77,6 +77,7 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
     )
 
 
+@calls_torch
 def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
     """A backend that reads the joint graph, or that of forward alone, and stops."""
     leaves = leaves_of(module)

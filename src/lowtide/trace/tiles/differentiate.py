@@ -16,7 +16,7 @@ from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.eager.library import define
 from lowtide.trace.eager.rewrite import as_eager
-from lowtide.trace.refusal import traced
+from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.tiles.record import recorded
 
@@ -122,6 +122,7 @@ def _traced(forward: Forward, alone: Callable[..., Any], partition: Callable[...
     raise AssertionError("AOTAutograd asked for no partition")
 
 
+@calls_torch
 def _record(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> bool:
     """Show what was recorded; False where it takes AOTAutograd."""
     mode = forward.mode or forward.layouts.mode()
