@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -339,3 +340,28 @@ def test_a_document_is_shown_where_torch_cannot_be_imported(tmp_path):
 def test_modules_stay_readable():
     for path in modules():
         assert len(path.read_text().splitlines()) <= 400, f"{path} is probably two modules"
+
+
+def test_one_word_stands_for_one_thing():
+    """No two public classes share a name."""
+    names = Counter(
+        node.name
+        for path in modules()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_functions_take_few_parameters():
+    """Requests are objects. What users call takes its options one by one, and so do commands."""
+    doors = {"fit", "compare", "_kernel", "emit"}
+    for path in modules():
+        if part_of(path) in ("commands", "formats"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name not in doors:
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(one.arg not in ("self", "cls") for one in given)
+                most = 7 if path.is_relative_to(SOURCE / "plan") else 8
+                assert count <= most, f"{path}: {node.name} takes {count} parameters"

@@ -37,7 +37,7 @@ _AGAIN = 0.25
 """Of the time limit, for measuring again what was disturbed; the rest is for operators still to come."""
 _MOST_AGAIN = 5.0
 """Seconds for that at most: a machine that is busy for longer is not waited for."""
-Progress = Callable[[int, int], None]
+MeasureProgress = Callable[[int, int], None]
 """Told how many operators have run, of how many."""
 
 
@@ -62,7 +62,7 @@ def measure(
     *,
     cache: CostCache | None = None,
     time_limit: float = 60.0,
-    progress: Progress | None = None,
+    progress: MeasureProgress | None = None,
     timer: Timer | None = None,
 ) -> Measured:
     """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
@@ -86,7 +86,7 @@ class _Meter(Marker):
         targets: Sequence[Any],
         cache: CostCache | None,
         time_limit: float,
-        progress: Progress | None,
+        progress: MeasureProgress | None,
         timer: Timer,
     ) -> None:
         self.graph, self.targets, self.cache = graph, targets, cache

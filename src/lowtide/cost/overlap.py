@@ -9,7 +9,7 @@ import msgspec
 
 from lowtide.cost.work import flop, is_view
 from lowtide.graph import Graph
-from lowtide.graph.tiles import Tiling
+from lowtide.graph.tiles import TilingNeeds
 
 __all__ = ["Overlap", "overlap_of", "overlap_of_op"]
 
@@ -23,7 +23,7 @@ class Overlap(msgspec.Struct, frozen=True):
     """The same with each operator counted by its floating-point operations."""
 
 
-def overlap_of_op(graph: Graph, tiling: Tiling, k: int) -> float:
+def overlap_of_op(graph: Graph, tiling: TilingNeeds, k: int) -> float:
     """Elements of one operator's results that all tiles write, over those of its whole results."""
     tensors = [t for t in graph.ops[k].outputs if any(t in tile.parts for tile in tiling.tiles)]
     whole = sum(prod(graph.tensors[t].shape or ()) for t in tensors)
@@ -31,7 +31,7 @@ def overlap_of_op(graph: Graph, tiling: Tiling, k: int) -> float:
     return computed / whole if whole else 1.0
 
 
-def overlap_of(graph: Graph, tiling: Tiling) -> Overlap:
+def overlap_of(graph: Graph, tiling: TilingNeeds) -> Overlap:
     """All operators together. Of an operator that computes a part its share of the FLOP is counted."""
     elements, operations = [], []
     for k in tiling.ops:

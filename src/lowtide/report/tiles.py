@@ -8,7 +8,7 @@ from typing import Any
 
 from lowtide.cost.overlap import overlap_of, overlap_of_op
 from lowtide.graph import Graph, Rect, Role
-from lowtide.graph.tiles import Layer, Tile, Tiling, layers, share
+from lowtide.graph.tiles import Layer, TileNeeds, TilingNeeds, layers, share
 from lowtide.printable import printable
 
 __all__ = ["drawn", "table", "tiles_view"]
@@ -17,10 +17,10 @@ _NAME = 34
 _COLUMNS, _ROWS = 32, 24
 
 
-def tiles_view(target: str, graph: Graph, tiling: Tiling) -> dict[str, Any]:
+def tiles_view(target: str, graph: Graph, tiling: TilingNeeds) -> dict[str, Any]:
     """All that is said about the tiles: sizes, halo and padding by operator, parts by tile, overlap."""
     by_tile = {tile.coord: layers(graph, tiling, tile) for tile in tiling.tiles}
-    by_op: dict[int, list[tuple[Tile, Layer]]] = {k: [] for k in tiling.ops}
+    by_op: dict[int, list[tuple[TileNeeds, Layer]]] = {k: [] for k in tiling.ops}
     for tile in tiling.tiles:
         for layer in by_tile[tile.coord]:
             by_op[layer.op].append((tile, layer))
@@ -41,12 +41,14 @@ def tiles_view(target: str, graph: Graph, tiling: Tiling) -> dict[str, Any]:
     }
 
 
-def _end(graph: Graph, tiling: Tiling) -> dict[str, Any]:
+def _end(graph: Graph, tiling: TilingNeeds) -> dict[str, Any]:
     writer = next(op for op in graph.ops if tiling.end in op.outputs)
     return {"name": writer.label, "shape": list(graph.tensors[tiling.end].shape or ())}
 
 
-def _row(graph: Graph, tiling: Tiling, k: int, found: Sequence[tuple[Tile, Layer]]) -> dict[str, Any]:
+def _row(
+    graph: Graph, tiling: TilingNeeds, k: int, found: Sequence[tuple[TileNeeds, Layer]]
+) -> dict[str, Any]:
     """One operator: the largest figures of all tiles."""
     op = graph.ops[k]
     tensor = found[0][1].tensor
@@ -76,7 +78,7 @@ def _shares(length: int, parts: int) -> Iterable[tuple[int, int]]:
     return (share(length, parts, place) for place in range(parts))
 
 
-def _axes(tiling: Tiling, tensor: int) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+def _axes(tiling: TilingNeeds, tensor: int) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
     """The grid, and the dimensions of a tensor for each of its axes; one axis where the two are mixed."""
     grid = tiling.cut.grid
     along = tiling.carried.get(tensor, ((),) * len(grid))
@@ -95,7 +97,7 @@ def _largest(sides: Iterable[tuple[int, int]]) -> list[int]:
     return [max((before for before, _ in pairs), default=0), max((after for _, after in pairs), default=0)]
 
 
-def _parts(graph: Graph, tile: Tile) -> dict[str, Any]:
+def _parts(graph: Graph, tile: TileNeeds) -> dict[str, Any]:
     parts = {graph.tensors[t].id: _box(rect) for t, rect in sorted(tile.parts.items())}
     return {"coord": list(tile.coord), "own": _box(tile.own), "parts": parts}
 
@@ -104,7 +106,7 @@ def _box(rect: Rect) -> dict[str, list[int]]:
     return {"lo": list(rect.lo), "hi": list(rect.hi)}
 
 
-def _picture(graph: Graph, tiling: Tiling) -> dict[str, Any] | None:
+def _picture(graph: Graph, tiling: TilingNeeds) -> dict[str, Any] | None:
     """One tile of the middle of rows and columns, tensor by tensor; inputs of the step come first."""
     if len(tiling.cut.grid) != 2:
         return None
@@ -122,7 +124,7 @@ def _picture(graph: Graph, tiling: Tiling) -> dict[str, Any] | None:
     return {"tile": list(middle), "panels": panels}
 
 
-def _panel(graph: Graph, tiling: Tiling, tile: Tile, tensor: int) -> dict[str, Any] | None:
+def _panel(graph: Graph, tiling: TilingNeeds, tile: TileNeeds, tensor: int) -> dict[str, Any] | None:
     """Rows and columns of one tensor: all, the tile's disjoint share, and what the tile needs."""
     along = tiling.carried.get(tensor, ((), ()))
     if any(len(dims) != 1 for dims in along):

@@ -11,7 +11,7 @@ from lowtide.zoo.base import Input, Key, Network, Settings, require
 from lowtide.zoo.classify import classification_loss, image_keys, images, images_and_labels
 from lowtide.zoo.initial import he
 
-__all__ = ["VGG", "VGG16_BODY", "VGG19", "Body"]
+__all__ = ["VGG", "VGG16_BODY", "VGG19", "VggBody"]
 
 STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 """Channels and convolutions before each pool."""
@@ -55,7 +55,7 @@ class VGG(nn.Module):
         return scores
 
 
-class Body(nn.Module):
+class VggBody(nn.Module):
     """The convolutions and pools of VGG-16, and scores for every place of the map that they leave.
 
     Nothing in it looks at the whole image, so that an image of any size can be cut.
@@ -103,7 +103,7 @@ VGG16_BODY = Network(
     summary="thirteen convolutions and five pools of VGG-16, with a label for every place",
     keys={"width": Key(64), "batch": Key(1), "size": Key(1024), "classes": Key(10)},
     small="width=8,size=96",
-    make=lambda settings: Body(settings["width"], settings["classes"]),
+    make=lambda settings: VggBody(settings["width"], settings["classes"]),
     inputs=_labelled,
     loss=classification_loss,
     initialise=he,

@@ -1,7 +1,7 @@
 import pytest
 
 from lowtide.graph import Rect
-from lowtide.graph.access import Blocks, Digit, Reshaped, Same, Spread, Whole, Window
+from lowtide.graph.access import BlockIndex, Digit, Reshaped, Same, Spread, Whole, Window
 from tests.graph.access.probe import Probe, aten, check, tensor
 
 CASES = {
@@ -76,8 +76,8 @@ def test_padding_is_what_is_reached_beyond_the_image():
     [
         ("plain", (Same(1), Same(4)), (Same(4), Same(1))),
         ("transposed", (Same(4), Same(1)), (Same(1), Same(4))),
-        ("groups", (Same(1), Whole()), (Blocks(1, 2, 3), Reshaped((Digit(1, 1, 2),)))),
-        ("transposed groups", (Blocks(1, 3, 2), Reshaped((Digit(1, 1, 3),))), (Same(1), Whole())),
+        ("groups", (Same(1), Whole()), (BlockIndex(1, 2, 3), Reshaped((Digit(1, 1, 2),)))),
+        ("transposed groups", (BlockIndex(1, 3, 2), Reshaped((Digit(1, 1, 3),))), (Same(1), Whole())),
     ],
 )
 def test_channels_of_the_weight(case, forward, back):

@@ -26,7 +26,7 @@ from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Side
 from lowtide.trace.step.capture import capture
-from lowtide.trace.tiles.loop import Region, looped
+from lowtide.trace.tiles.loop import TiledRegion, looped
 from lowtide.trace.tiles.tiling import Tiling
 from tests.execute.tiling.tiles import program_of
 
@@ -209,7 +209,7 @@ def test_tiles_take_no_less_than_the_host_takes_to_hand_them_over():
 
     boxes = Tiling(step()).boxes((2, 1, 1, 1))
     whole = looped(step(), boxes)
-    region = next(call.target for call in whole.calls if isinstance(call.target, Region))
+    region = next(call.target for call in whole.calls if isinstance(call.target, TiledRegion))
     (body,) = region.bodies
     made = [
         plan_loop(

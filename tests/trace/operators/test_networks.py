@@ -12,7 +12,7 @@ from torch import fx
 from lowtide import zoo
 from lowtide.graph import Phase, Rect, Role
 from lowtide.graph.access import access
-from lowtide.trace.operators import Part, emit, supported
+from lowtide.trace.operators import InputPart, emit, supported
 from lowtide.trace.step.capture import capture
 from lowtide.zoo import locallyconnected
 from tests.trace.operators.tiles import Single, close, run, tile
@@ -143,14 +143,14 @@ def tiled(joint, values, over, run=run):
                         needed[source] = needed.get(source, need).hull(need)
     target = fx.Graph()
     given = sorted(needed.keys() - {t for op, _ in steps for t in op.outputs})
-    parts = {t: Part(target.placeholder(f"t{t}"), needed[t]) for t in given}
+    parts = {t: InputPart(target.placeholder(f"t{t}"), needed[t]) for t in given}
     total = target.placeholder("total")
     for op, call in steps:
         for output, t in enumerate(op.outputs):
             if t in needed:
                 held = [parts.get(source) for source in op.inputs]
                 part = (over, total) if op is adds else ()
-                parts[t] = Part(emit(target, call, op, graph, held, needed[t], output, *part), needed[t])
+                parts[t] = InputPart(emit(target, call, op, graph, held, needed[t], output, *part), needed[t])
     target.output(parts[loss].node)
     return run(target, *(values[t][needed[t].slices()] for t in given), values[adds.outputs[-1]])
 

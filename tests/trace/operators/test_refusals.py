@@ -4,7 +4,7 @@ from torch import fx
 
 from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import Rect
-from lowtide.trace.operators import Part, emit, supported
+from lowtide.trace.operators import InputPart, emit, supported
 from tests.trace.operators.tiles import randn, single, tile
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ def test_only_the_first_result_where_others_speak_of_the_whole():
 def test_a_part_that_does_not_hold_what_is_needed_is_named():
     one = single(aten.relu.default, randn(4))
     target = fx.Graph()
-    parts = [Part(target.placeholder("x"), Rect((1,), (3,)))]
+    parts = [InputPart(target.placeholder("x"), Rect((1,), (3,)))]
     with pytest.raises(GraphError, match=r"needs \[0:2\] of input 0 .* and \[1:3\] is there"):
         emit(target, one.call, one.op, one.graph, parts, Rect((0,), (2,)))
     with pytest.raises(GraphError, match="no part of an output"):

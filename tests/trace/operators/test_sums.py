@@ -4,7 +4,7 @@ from torch import fx
 
 from lowtide.errors import GraphError
 from lowtide.graph import Rect
-from lowtide.trace.operators import Part, loss_total
+from lowtide.trace.operators import InputPart, loss_total
 from tests.trace.operators.tiles import adds_up, check, close, randn, run, single, tile
 
 aten = torch.ops.aten
@@ -59,7 +59,7 @@ def likelihood(rng, flat):
 
 
 def whole_parts(target, one):
-    return [Part(target.placeholder(f"x{k}"), Rect.of_shape(v.shape)) for k, v in enumerate(one.inputs)]
+    return [InputPart(target.placeholder(f"x{k}"), Rect.of_shape(v.shape)) for k, v in enumerate(one.inputs)]
 
 
 @pytest.mark.parametrize("flat", [True, False])

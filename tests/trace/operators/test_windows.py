@@ -4,7 +4,7 @@ from torch import fx
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
-from lowtide.trace.operators import Part, emit, supported
+from lowtide.trace.operators import InputPart, emit, supported
 from tests.trace.operators.tiles import check, close, randn, single, tile
 
 aten = torch.ops.aten
@@ -50,8 +50,8 @@ def test_a_convolution_pads_at_the_edges_of_the_image_alone():
         target = fx.Graph()
         box = Rect((0, 0, max(0, wanted[0] - 1), 0), (1, 1, min(12, wanted[1] + 1), 12))
         parts = [
-            Part(target.placeholder("x"), box),
-            Part(target.placeholder("w"), Rect.of_shape((1, 1, 3, 3))),
+            InputPart(target.placeholder("x"), box),
+            InputPart(target.placeholder("w"), Rect.of_shape((1, 1, 3, 3))),
         ]
         emit(target, one.call, one.op, one.graph, parts, Rect((0, 0, wanted[0], 0), (1, 1, wanted[1], 12)))
         calls = [n for n in target.nodes if n.op == "call_function"]

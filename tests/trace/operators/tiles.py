@@ -9,7 +9,7 @@ from torch import fx
 
 from lowtide.graph import Graph, Op, Phase, Rect, Role
 from lowtide.graph.access import access
-from lowtide.trace.operators import Part, emit, supported
+from lowtide.trace.operators import InputPart, emit, supported
 from lowtide.trace.step.builder import Builder, Call
 
 
@@ -80,7 +80,7 @@ def tile(one, wanted, output=0, over=None, total=None, rng=None):
             parts.append(None)
             continue
         box = grown(need, value.shape, rng) if rng is not None else need
-        parts.append(Part(target.placeholder(f"p{k}"), box))
+        parts.append(InputPart(target.placeholder(f"p{k}"), box))
         given.append(value[box.slices()])
     weight = target.placeholder("total") if total is not None else None
     given += [total] if total is not None else []

@@ -28,11 +28,11 @@ from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.step.ending import read_update
 from lowtide.units import format_bytes
 
-__all__ = ["Comparison", "Outcome", "Side", "compare"]
+__all__ = ["Comparison", "MeasuredSide", "StepOutcome", "compare"]
 
 T = TypeVar("T")
 Loss = Callable[..., torch.Tensor]
-Progress = Callable[[str], None]
+TextProgress = Callable[[str], None]
 
 
 _IN_A_ROW = 10
@@ -40,7 +40,7 @@ _IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class MeasuredSide:
     """What one way of running the step took."""
 
     peak_bytes: int
@@ -51,8 +51,8 @@ class Side:
 class Comparison:
     """Both ways side by side. Peaks count what was on the device before the step."""
 
-    eager: Side
-    measured: Side
+    eager: MeasuredSide
+    measured: MeasuredSide
     predicted_peak_bytes: int
     loss_equal: bool
     bitwise: bool
@@ -89,7 +89,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class StepOutcome:
     """Everything a step leaves behind, copied."""
 
     loss: torch.Tensor
@@ -150,7 +150,7 @@ class _Subject:
             raise RunError(f"the function must return a tensor; it returns a {type(result).__name__}")
         return result.detach()
 
-    def outcome(self, loss: torch.Tensor) -> Outcome:
+    def outcome(self, loss: torch.Tensor) -> StepOutcome:
         gradients = {
             name: None if p.grad is None else p.grad.detach().to("cpu", copy=True)
             for name, p in self.model.named_parameters()
@@ -159,7 +159,7 @@ class _Subject:
         parameters = {
             name: self.model.get_parameter(name).detach().to("cpu", copy=True) for name in self._parameters
         }
-        return Outcome(loss.to("cpu", copy=True), gradients, buffers, parameters)
+        return StepOutcome(loss.to("cpu", copy=True), gradients, buffers, parameters)
 
     def resident_bytes(self) -> int:
         """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
@@ -200,7 +200,7 @@ def compare(
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     repeats: int = 5,
-    progress: Progress = lambda _: None,
+    progress: TextProgress = lambda _: None,
 ) -> Comparison:
     """Run the step both ways with the same random seed and compare what they take and what they leave.
 
@@ -254,8 +254,8 @@ def compare(
     seconds = _timed(subject, [eagerly, planned], repeats)
     subject.reset()
     return Comparison(
-        eager=Side(resident + eager.peak_bytes, seconds[0]),
-        measured=Side(resident + ours.peak_bytes, seconds[1]),
+        eager=MeasuredSide(resident + eager.peak_bytes, seconds[0]),
+        measured=MeasuredSide(resident + ours.peak_bytes, seconds[1]),
         predicted_peak_bytes=_predicted(graph, program, marked, resident),
         loss_equal=same_bits(before.loss, after.loss),
         bitwise=_equal(before, after),
@@ -327,7 +327,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _equal(a: Outcome, b: Outcome) -> bool:
+def _equal(a: StepOutcome, b: StepOutcome) -> bool:
     return (
         same_bits(a.loss, b.loss)
         and all(same_bits(a.gradients[name], b.gradients[name]) for name in a.gradients)
@@ -336,7 +336,7 @@ def _equal(a: Outcome, b: Outcome) -> bool:
     )
 
 
-def _largest_difference(a: Outcome, b: Outcome) -> float:
+def _largest_difference(a: StepOutcome, b: StepOutcome) -> float:
     """The largest difference of a gradient element, over the largest element of that gradient."""
     largest = 0.0
     for name, one in a.gradients.items():

@@ -15,7 +15,7 @@ from lowtide.cost import Cost, Note, NoteKind, Span, Step, validate_step
 from lowtide.cost.cache import CostCache
 from lowtide.cost.device import Device, Environment
 from lowtide.cost.estimate import estimate
-from lowtide.cost.measure import Measured, Progress, measure
+from lowtide.cost.measure import Measured, MeasureProgress, measure
 from lowtide.cost.record import record
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, RunError
@@ -54,7 +54,7 @@ def measured_profile(
     update: Ending | None = None,
     cache: CostCache | None = None,
     time_limit: float = 60.0,
-    progress: Progress | None = None,
+    progress: MeasureProgress | None = None,
 ) -> Profile:
     """The step ``function(*example)``, every operator measured, and the spans of one run.
 

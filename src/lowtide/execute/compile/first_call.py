@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lowtide.errors import LowtideError, PlanError, RunError
-from lowtide.execute.compile.trial import Outcome, stepped
+from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
@@ -92,7 +92,7 @@ class FirstCall(ABC):
         interpreter: Interpreter,
         arguments: Sequence[Any],
         witness: Witness,
-        left: Callable[[Outcome], None] | None = None,
+        left: Callable[[TrialOutcome], None] | None = None,
     ) -> bool:
         """Whether all results of one step, which leaves no trace, are what the capture says of them.
 

@@ -14,11 +14,11 @@ from lowtide.execute.compile.untouched import untouched
 from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["Outcome", "no_trace", "stepped"]
+__all__ = ["TrialOutcome", "no_trace", "stepped"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class TrialOutcome:
     """What a step leaves behind, on the host, each with a name: results, gradients, updated buffers."""
 
     results: list[tuple[str, torch.Tensor | None]]
@@ -33,7 +33,7 @@ def stepped(
     joint: Joint,
     *,
     kept: bool = True,
-) -> Outcome:
+) -> TrialOutcome:
     """Forward, and backward of everything that has one, with ones as incoming gradients.
 
     Hooks of the arguments do not run; what the step updates and random states are put back. What it leaves
@@ -49,8 +49,8 @@ def stepped(
             ones = [torch.ones_like(output) for output in outputs]
             found = torch.autograd.grad(outputs, [a for a, _ in wanted], ones, allow_unused=True)
         if not kept:
-            return Outcome([], [], [])
-        return Outcome(
+            return TrialOutcome([], [], [])
+        return TrialOutcome(
             [(f"result {k}", _copied(result)) for k, result in enumerate(results)],
             [(name, _copied(gradient)) for (_, name), gradient in zip(wanted, found, strict=True)],
             [(name, _copied(a)) for a, name in changing],

@@ -19,7 +19,7 @@ from torch import fx
 
 from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.trial import Outcome, stepped
+from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint, Leaf
 
@@ -44,7 +44,7 @@ class Verification:
     joint: Joint
     plan: Plan
 
-    def compare(self, planned: Outcome) -> None:
+    def compare(self, planned: TrialOutcome) -> None:
         """Raise a RunError where what the planned step left behind is not what eager leaves."""
         eager = self._eager(self.arguments)
         different = [
@@ -66,10 +66,10 @@ class Verification:
             if apart > allowed:
                 raise RunError(self._told(eager, k, name, apart, allowed, _size(one)))
 
-    def _eager(self, arguments: Sequence[Any]) -> Outcome:
+    def _eager(self, arguments: Sequence[Any]) -> TrialOutcome:
         return stepped(self.function, arguments, self.leaves, self.joint)
 
-    def _spread(self, eager: Outcome, *, changed: bool) -> list[float]:
+    def _spread(self, eager: TrialOutcome, *, changed: bool) -> list[float]:
         """How much each value of eager differs from run to run."""
         found = [0.0 for _ in _values(eager)]
         generator, coarsest = torch.Generator().manual_seed(0), self._coarsest()
@@ -85,7 +85,7 @@ class Verification:
         kinds = {value.dtype for value in self.joint.values if value.is_floating_point()}
         return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
-    def _told(self, eager: Outcome, k: int, name: str, apart: float, allowed: float, size: float) -> str:
+    def _told(self, eager: TrialOutcome, k: int, name: str, apart: float, allowed: float, size: float) -> str:
         results, gradients = len(eager.results), len(eager.gradients)
         if k < results:
             what = "the loss" if results == 1 else f"{name} of the step"
@@ -106,14 +106,14 @@ class Verification:
         )
 
 
-def _values(outcome: Outcome) -> Iterator[tuple[str, torch.Tensor | None]]:
+def _values(outcome: TrialOutcome) -> Iterator[tuple[str, torch.Tensor | None]]:
     yield from outcome.results
     yield from outcome.gradients
     yield from outcome.updated
 
 
 def _pairs(
-    one: Outcome, other: Outcome
+    one: TrialOutcome, other: TrialOutcome
 ) -> Iterator[tuple[tuple[str, torch.Tensor | None], tuple[str, torch.Tensor | None]]]:
     return zip(_values(one), _values(other), strict=True)
 

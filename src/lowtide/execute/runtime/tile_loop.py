@@ -22,9 +22,9 @@ from lowtide.execute.runtime.instructions import Frame, prepared, random_again, 
 from lowtide.execute.runtime.witness import Watched, Witness
 from lowtide.plan.program.instructions import Body, Loop, Program, Run, Send
 from lowtide.trace.step.joint import Joint
-from lowtide.trace.tiles.loop import Region
+from lowtide.trace.tiles.loop import TiledRegion
 from lowtide.trace.tiles.outside import Half
-from lowtide.trace.tiles.tiling import Tile
+from lowtide.trace.tiles.tiling import CapturedTile
 
 __all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
 
@@ -69,7 +69,9 @@ class _Turn:
 class Turning:
     """A loop as the function that its operator calls."""
 
-    def __init__(self, region: Region | Half, loop: Loop, bodies: Sequence[Body], watched: Watched) -> None:
+    def __init__(
+        self, region: TiledRegion | Half, loop: Loop, bodies: Sequence[Body], watched: Watched
+    ) -> None:
         """``loop`` and ``bodies`` are known to fit the region (``execute/runtime/fits.py``)."""
         self.region = region
         turns: dict[int, _Turn] = {}
@@ -83,11 +85,11 @@ class Turning:
         """What the operator gives."""
         region = self.region
         with torch.no_grad():
-            if isinstance(region, Region):
+            if isinstance(region, TiledRegion):
                 return self._added_up(region, values)
             return self._result(region, values) if region.gradients is None else self._later(region, values)
 
-    def _added_up(self, region: Region, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _added_up(self, region: TiledRegion, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The loss, the gradient of it that was expected, and the gradients."""
         loss: torch.Tensor | None = None
         total = region.total(*(values[k] for k in region.total_of)) if region.total else None
@@ -118,8 +120,8 @@ class Turning:
 
 
 def _arguments(
-    region: Region | Half,
-    tile: Tile,
+    region: TiledRegion | Half,
+    tile: CapturedTile,
     values: Sequence[torch.Tensor],
     total: torch.Tensor | None = None,
     into: Mapping[int, torch.Tensor] = MappingProxyType({}),
@@ -135,7 +137,7 @@ def _arguments(
 
 
 def run_body(
-    region: Region | Half,
+    region: TiledRegion | Half,
     number: int,
     program: Program,
     values: Sequence[torch.Tensor],
@@ -150,7 +152,7 @@ def run_body(
 
 
 def issue_seconds(
-    region: Region | Half, number: int, program: Program, values: Sequence[torch.Tensor]
+    region: TiledRegion | Half, number: int, program: Program, values: Sequence[torch.Tensor]
 ) -> float:
     """Seconds in which the host hands an operator of a body to the device, on average."""
     turn = _one_turn(region, number, program, values)
@@ -167,7 +169,7 @@ def issue_seconds(
 
 
 def _one_turn(
-    region: Region | Half,
+    region: TiledRegion | Half,
     number: int,
     program: Program,
     values: Sequence[torch.Tensor],
@@ -181,7 +183,7 @@ def _one_turn(
 
     def run(marker: Marker | None) -> None:
         with torch.no_grad():
-            if isinstance(region, Region):
+            if isinstance(region, TiledRegion):
                 total = region.total(*(values[k] for k in region.total_of)) if region.total else None
                 into = {t: zeros(like) for t, like in region.gradients}
                 turn(_arguments(region, tile, values, total, into), _ones(region.loss), marker)

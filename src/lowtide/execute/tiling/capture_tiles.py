@@ -28,7 +28,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.step.joint import Joint
-from lowtide.trace.tiles.loop import Region, looped
+from lowtide.trace.tiles.loop import TiledRegion, looped
 from lowtide.trace.tiles.nested import Inner
 from lowtide.trace.tiles.outside import Half
 from lowtide.trace.tiles.tiling import Tiling
@@ -154,14 +154,14 @@ class Cutter:
         steps: list[TileStep] = []
         which: list[list[int]] = []
         for at in loops:
-            region: Region | Half = whole.calls[at].target
+            region: TiledRegion | Half = whole.calls[at].target
             values = cache(partial(_values, whole, at, arguments))
             numbers = {id(body): len(steps) + k for k, body in enumerate(region.bodies)}
             steps += self._all_measured(region, values, kind)
             which.append([numbers[id(tile.joint)] for tile in region.tiles])
         return steps, which
 
-    def _all_measured(self, region: Region | Half, values: Values, kind: str) -> list[TileStep]:
+    def _all_measured(self, region: TiledRegion | Half, values: Values, kind: str) -> list[TileStep]:
         """The bodies with their costs: that of most tiles first, the others in the time limit altogether."""
         turns = Counter(id(tile.joint) for tile in region.tiles)
         bodies = list(enumerate(region.bodies))
@@ -175,7 +175,7 @@ class Cutter:
 
     def _measured(
         self,
-        region: Region | Half,
+        region: TiledRegion | Half,
         number: int,
         body: Joint,
         values: Values,
@@ -238,7 +238,7 @@ def watch_tiles(whole: Joint, arguments: Sequence[Any], witness: Witness) -> Non
     for at, op in enumerate(whole.graph.ops):
         if op.kind != LOOP:
             continue
-        region: Region | Half = whole.calls[at].target
+        region: TiledRegion | Half = whole.calls[at].target
         values = _values(whole, at, arguments)
         for number, body in enumerate(region.bodies):
             if any(inner.kind == LOOP for inner in body.graph.ops):

@@ -16,10 +16,10 @@ from lowtide.formats.tilelog.model import (
     TILE_KEY,
     Box,
     Log,
+    LoggedTile,
     Operator,
     PrintedTensor,
     Record,
-    Tile,
     TileInfo,
     extent,
 )
@@ -100,7 +100,7 @@ def _wrong(record: Record, field: str, found: object, expected: object) -> NoRet
     )
 
 
-def check_tile(tile: Tile, operators: Sequence[Operator]) -> None:
+def check_tile(tile: LoggedTile, operators: Sequence[Operator]) -> None:
     """The records of a tile agree with the chain of operators and with each other."""
     if (tile.forward.name, tile.backward.name) != ("f_info", "b_info"):
         raise FormatError(
@@ -115,7 +115,7 @@ def check_tile(tile: Tile, operators: Sequence[Operator]) -> None:
         _wrong(own, "inpslidx", own.inpslidx, f"{end}, where b_info ends")
 
 
-def check_grid(tiles: Sequence[Tile], operators: Sequence[Operator], line: int) -> None:
+def check_grid(tiles: Sequence[LoggedTile], operators: Sequence[Operator], line: int) -> None:
     """The tiles make up the image, and their shares make up the outputs."""
     if not tiles:
         raise FormatError("no tile at all", expected="`coord [0, 0]`", line=line)
@@ -124,7 +124,7 @@ def check_grid(tiles: Sequence[Tile], operators: Sequence[Operator], line: int) 
     _check_shares(tiles, operators, columns)
 
 
-def _check_info(info: TileInfo, tile: Tile, walk: Sequence[Operator]) -> None:
+def _check_info(info: TileInfo, tile: LoggedTile, walk: Sequence[Operator]) -> None:
     """One record for the tile and one for each operator, in the order of the walk."""
     if len(info.records) != len(walk) + 1:
         raise FormatError(
@@ -229,7 +229,7 @@ def _pooled(box: Box, window: tuple[int, int], forward: bool) -> Box:
     return left // across, right // across, top // down, bottom // down
 
 
-def _check_parts(tiles: Sequence[Tile], columns: int, shape: Sequence[int]) -> None:
+def _check_parts(tiles: Sequence[LoggedTile], columns: int, shape: Sequence[int]) -> None:
     """The tiles come row by row, and their own parts of the input cover it once."""
     for k, tile in enumerate(tiles):
         row, column = divmod(k, columns)
@@ -249,7 +249,7 @@ def _check_parts(tiles: Sequence[Tile], columns: int, shape: Sequence[int]) -> N
         )
 
 
-def _check_shares(tiles: Sequence[Tile], operators: Sequence[Operator], columns: int) -> None:
+def _check_shares(tiles: Sequence[LoggedTile], operators: Sequence[Operator], columns: int) -> None:
     """Disjoint shares add up to the outputs; margins are those of the first tile everywhere."""
     rows = len(tiles) // columns
     margins = {one.id: tiles[0].forward.of(one.id).margin for one in operators}

@@ -43,15 +43,15 @@ from lowtide.formats.tilelog.checks import (
 from lowtide.formats.tilelog.engine import Clean, weave
 from lowtide.formats.tilelog.graph import ATTRIBUTE, graph_of, notes_of
 from lowtide.formats.tilelog.model import (
-    Comparison,
     InfoName,
     Log,
+    LogComparison,
+    LoggedTile,
     Operator,
     OperatorKind,
     PrintedTensor,
     Record,
     Reprint,
-    Tile,
     TileInfo,
 )
 from lowtide.formats.tilelog.records import LINES_A_RECORD, format_info, parse_info
@@ -74,11 +74,11 @@ from lowtide.graph import validate
 
 __all__ = [
     "FORMAT",
-    "Comparison",
     "Log",
+    "LogComparison",
+    "LoggedTile",
     "PrintedTensor",
     "Record",
-    "Tile",
     "TileInfo",
     "facts",
     "format_info",
@@ -121,11 +121,11 @@ def read(data: bytes) -> Step:
     """The untiled step as a graph; :func:`log_of` and :func:`tiles` give what else the log says."""
     lines = Clean(decode(data))
     input_shape, operators = _chain(lines)
-    found: list[Tile] = []
+    found: list[LoggedTile] = []
     while (lines.peek() or "").startswith("coord ["):
         found.append(_tile(lines, operators))
     check_grid(found, operators, lines.line)
-    log = Log(input_shape, operators, tuple(found), (), (), lines.calls, Comparison(0, 0, 0.0))
+    log = Log(input_shape, operators, tuple(found), (), (), lines.calls, LogComparison(0, 0, 0.0))
     log = _tail(lines, log)
     cut = lines.cut
     step = Step(
@@ -170,7 +170,7 @@ def _shape(text: str, lines: Clean) -> Shape:
     return images, channels, height, width
 
 
-def _tile(lines: Clean, operators: tuple[Operator, ...]) -> Tile:
+def _tile(lines: Clean, operators: tuple[Operator, ...]) -> LoggedTile:
     """One tile from its ``coord`` line to the end of its forward pass."""
     head = lines.number
     match = _COORD.fullmatch(lines.take("`coord [row, column]`"))
@@ -182,7 +182,7 @@ def _tile(lines: Clean, operators: tuple[Operator, ...]) -> Tile:
     lines.expect(("}", INFO_RULE))
     backward = _info("b_info", lines, operators)
     lines.expect(("}",))
-    tile = Tile((int(match.group(1)), int(match.group(2))), forward, backward, line)
+    tile = LoggedTile((int(match.group(1)), int(match.group(2))), forward, backward, line)
     check_tile(tile, operators)
     end = lines.number
     lines.number = head  # what stands before the records follows from them
@@ -239,14 +239,14 @@ def _tensor(lines: Clean, slot: Slot) -> PrintedTensor:
     return msgspec.structs.replace(printed, tile=slot.tile, operator=slot.operator)
 
 
-def _comparison(lines: Clean) -> Comparison:
+def _comparison(lines: Clean) -> LogComparison:
     text = lines.take(f"`{_COMPARISON}<mismatches> / <elements> = <ratio>`")
     words = text.split(" ")
     if not text.startswith(_COMPARISON) or len(words) != 7 or (words[3], words[5]) != ("/", "="):
         raise lines.fail(shorten(text), f"`{_COMPARISON}<mismatches> / <elements> = <ratio>`")
     line = lines.line
     mismatches, elements = (whole(words[k], line, "count") for k in (2, 4))
-    comparison = Comparison(mismatches, elements, decimal(words[6], line, "ratio"))
+    comparison = LogComparison(mismatches, elements, decimal(words[6], line, "ratio"))
     if comparison_line(comparison) != text:
         raise lines.fail(shorten(text), f"`{comparison_line(comparison)}`: plain numbers")
     return comparison
@@ -270,7 +270,7 @@ def log_of(step: Step) -> Log:
     return log
 
 
-def tiles(step: Step) -> list[Tile]:
+def tiles(step: Step) -> list[LoggedTile]:
     """The tiles in the order of the log, row by row, with their records and boxes."""
     return list(log_of(step).tiles)
 

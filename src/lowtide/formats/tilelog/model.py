@@ -16,17 +16,17 @@ from lowtide.graph import Rect
 __all__ = [
     "TILE_KEY",
     "Box",
-    "Comparison",
     "EngineCall",
     "InfoName",
     "Log",
+    "LogComparison",
+    "LoggedTile",
     "Operator",
     "OperatorKind",
     "PrintedTensor",
     "Record",
     "Reprint",
     "Style",
-    "Tile",
     "TileInfo",
     "extent",
     "rect_of",
@@ -148,7 +148,7 @@ class TileInfo(msgspec.Struct, frozen=True):
         raise KeyError(operator)
 
 
-class Tile(msgspec.Struct, frozen=True):
+class LoggedTile(msgspec.Struct, frozen=True):
     """One tile: what its forward pass recomputes, and what its backward pass reads."""
 
     coord: tuple[int, int]
@@ -207,7 +207,7 @@ class EngineCall(msgspec.Struct, frozen=True, gc=False):
     function: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_:]{1,200}\Z")]
 
 
-class Comparison(msgspec.Struct, frozen=True, gc=False):
+class LogComparison(msgspec.Struct, frozen=True, gc=False):
     """The last line: how many elements of the tiled input gradient differ from the reference."""
 
     mismatches: Count
@@ -220,11 +220,11 @@ class Log(msgspec.Struct, frozen=True):
 
     input_shape: tuple[Count, Count, Count, Count]
     operators: tuple[Operator, ...]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[LoggedTile, ...]
     reprints: tuple[Reprint, ...]
     tensors: tuple[PrintedTensor, ...]
     engine_calls: tuple[EngineCall, ...]
-    comparison: Comparison
+    comparison: LogComparison
 
     def printed(
         self, label: str, *, operator: int | None = None, tile: tuple[int, int] | None = None

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lowtide.formats.tilelog.model import Box, Comparison, InfoName, Log, Operator, Record, Tile, extent
+from lowtide.formats.tilelog.model import (
+    Box,
+    InfoName,
+    Log,
+    LogComparison,
+    LoggedTile,
+    Operator,
+    Record,
+    extent,
+)
 from lowtide.formats.tilelog.records import format_record
 
 __all__ = [
@@ -123,7 +132,7 @@ def head_lines(input_shape: Shape, operators: Sequence[Operator]) -> Iterator[st
         yield f"{AFTER}{one.kind} {dashed(one.output_shape)}"
 
 
-def tile_head(tile: Tile, last: Operator) -> list[str]:
+def tile_head(tile: LoggedTile, last: Operator) -> list[str]:
     """What stands before ``f_info``."""
     width, height = tile.forward.tile.otileshape
     share = tile.forward.of(last.id).ndtsize or ()
@@ -136,7 +145,7 @@ def tile_head(tile: Tile, last: Operator) -> list[str]:
     ]
 
 
-def tile_forward(tile: Tile, operators: Sequence[Operator]) -> Iterator[str]:
+def tile_forward(tile: LoggedTile, operators: Sequence[Operator]) -> Iterator[str]:
     """What the forward pass of a tile prints, after ``b_info``."""
     first = tile.forward.of(operators[0].id)
     yield BACKWARD_RULE
@@ -189,7 +198,7 @@ def _reference(one: Operator) -> Iterator[Item]:
     yield Slot(" ", REFERENCE_IN, one.input_shape, operator=one.id)
 
 
-def _pool_backward(tile: Tile, one: Operator, log: Log) -> Iterator[Item]:
+def _pool_backward(tile: LoggedTile, one: Operator, log: Log) -> Iterator[Item]:
     record = tile.forward.of(one.id)
     last = one is log.operators[-1]
     region = _image(extent(record.inpslidx))
@@ -209,7 +218,7 @@ def _pool_backward(tile: Tile, one: Operator, log: Log) -> Iterator[Item]:
     yield Slot(f"{_HASHES}{POOL_GRADIENT} {_torch_size(region)} ", POOL_GRADIENT, region, tile.coord, one.id)
 
 
-def _conv_backward(tile: Tile, one: Operator, log: Log) -> Iterator[Item]:
+def _conv_backward(tile: LoggedTile, one: Operator, log: Log) -> Iterator[Item]:
     record = tile.forward.of(one.id)
     first = one is log.operators[0]
     label = FIRST_INPUT if first else CONV_INPUT
@@ -244,6 +253,6 @@ def _crop(region: Box, part: Box) -> Iterator[str]:
     yield f"## {top} {top + height} {left} {left + width}"
 
 
-def comparison_line(comparison: Comparison) -> str:
+def comparison_line(comparison: LogComparison) -> str:
     """The last line."""
     return f" precentile {comparison.mismatches} / {comparison.elements} = {comparison.ratio}"

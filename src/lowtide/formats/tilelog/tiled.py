@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import ConvertError
-from lowtide.formats.tilelog.model import TILE_KEY, Box, OperatorKind, Record, Tile, TileInfo
+from lowtide.formats.tilelog.model import TILE_KEY, Box, LoggedTile, OperatorKind, Record, TileInfo
 from lowtide.formats.tilelog.records import format_info
 from lowtide.formats.tilelog.script import INFO_RULE
 from lowtide.graph import Graph, Op, Phase, Rect
-from lowtide.graph.tiles import Layer, Read, Tiling, layers, share
-from lowtide.graph.tiles import Tile as Part
+from lowtide.graph.tiles import Layer, Read, TileNeeds, TilingNeeds, layers, share
 
 __all__ = ["format_tiles", "tile_records"]
 
@@ -35,7 +34,7 @@ class _Link:
     """Whether it is a convolution that no other convolution feeds."""
 
 
-def format_tiles(tiles: Sequence[Tile]) -> str:
+def format_tiles(tiles: Sequence[LoggedTile]) -> str:
     """The records of all tiles, each tile as the log prints it."""
     lines = []
     for tile in tiles:
@@ -45,7 +44,7 @@ def format_tiles(tiles: Sequence[Tile]) -> str:
     return "\n".join(lines)
 
 
-def tile_records(graph: Graph, tiling: Tiling) -> tuple[Tile, ...]:
+def tile_records(graph: Graph, tiling: TilingNeeds) -> tuple[LoggedTile, ...]:
     """``f_info`` and ``b_info`` of every tile of an input; operators are numbered from 1 as they run.
 
     A ConvertError where the step is no chain of convolutions and pools, which are all that a log knows.
@@ -58,7 +57,7 @@ def tile_records(graph: Graph, tiling: Tiling) -> tuple[Tile, ...]:
     return tuple(_tile(graph, tiling, chain, one) for one in tiling.tiles)
 
 
-def _chain(graph: Graph, tiling: Tiling) -> list[_Link]:
+def _chain(graph: Graph, tiling: TilingNeeds) -> list[_Link]:
     """The operators in forward order."""
     backward = {k: graph.ops[k] for k in tiling.ops if graph.ops[k].phase is Phase.BACKWARD}
     chain: list[_Link] = []
@@ -87,7 +86,7 @@ def _feeds(op: Op, following: Op) -> bool:
     return op.outputs[0] == following.inputs[0]
 
 
-def _tile(graph: Graph, tiling: Tiling, chain: Sequence[_Link], tile: Part) -> Tile:
+def _tile(graph: Graph, tiling: TilingNeeds, chain: Sequence[_Link], tile: TileNeeds) -> LoggedTile:
     found = {layer.op: layer for layer in layers(graph, tiling, tile)}
     for link in chain:
         if any(k not in found or not found[k].reads for k in (link.forward, link.backward)):
@@ -96,11 +95,13 @@ def _tile(graph: Graph, tiling: Tiling, chain: Sequence[_Link], tile: Part) -> T
                 f"a tile log has what every operator reads; {label!r} reads nothing for a tile"
             )
     row, column = tile.coord
-    return Tile((row, column), _forward(graph, tiling, chain, tile, found), _backward(chain, tile, found))
+    return LoggedTile(
+        (row, column), _forward(graph, tiling, chain, tile, found), _backward(chain, tile, found)
+    )
 
 
 def _forward(
-    graph: Graph, tiling: Tiling, chain: Sequence[_Link], tile: Part, found: dict[int, Layer]
+    graph: Graph, tiling: TilingNeeds, chain: Sequence[_Link], tile: TileNeeds, found: dict[int, Layer]
 ) -> TileInfo:
     """From the last result back to the input."""
     records = [_record(None, "fake", tile, found[chain[-1].forward].written)]
@@ -124,7 +125,7 @@ def _forward(
     return TileInfo("f_info", tuple(records))
 
 
-def _backward(chain: Sequence[_Link], tile: Part, found: dict[int, Layer]) -> TileInfo:
+def _backward(chain: Sequence[_Link], tile: TileNeeds, found: dict[int, Layer]) -> TileInfo:
     """From the part of the input forward to the gradient of the last result."""
     records = [_record(None, "fake-bp", tile, tile.own)]
     for depth, link in enumerate(chain):
@@ -138,7 +139,7 @@ def _backward(chain: Sequence[_Link], tile: Part, found: dict[int, Layer]) -> Ti
 def _record(
     link: _Link | None,
     kind: str,
-    tile: Part,
+    tile: TileNeeds,
     written: Rect,
     read: Read | None = None,
     *,

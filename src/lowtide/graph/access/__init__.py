@@ -10,7 +10,7 @@ Each family of operators has a module with its rules; ``index`` has the ways in 
 from lowtide.graph.access.index import (
     Adaptive,
     At,
-    Blocks,
+    BlockIndex,
     Digit,
     Either,
     Grouped,
@@ -34,7 +34,7 @@ __all__ = [
     "Access",
     "Adaptive",
     "At",
-    "Blocks",
+    "BlockIndex",
     "Digit",
     "Either",
     "Grouped",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, whole
-from lowtide.graph.access.index import Blocks, Index, Same, Until, Whole
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, whole
+from lowtide.graph.access.index import BlockIndex, Index, Same, Until, Whole
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
@@ -30,7 +30,7 @@ class _Places(NamedTuple):
 class _Heads:
     """The arguments that forward and backward have in common: (batch, heads, length, width) each."""
 
-    def __init__(self, call: Call, first: int, places: _Places) -> None:
+    def __init__(self, call: AccessCall, first: int, places: _Places) -> None:
         self.call = call
         self.query, self.key, self.value = (call.value(first + k) for k in range(3))
         self.queries, self.keys = call.shape(self.query) or (), call.shape(self.key) or ()
@@ -49,11 +49,11 @@ class _Heads:
 
     def of_keys(self) -> Indices:
         """Batch and heads of keys and values for those of queries."""
-        return Same(0), Same(1) if self.shared == 1 else Blocks(1, self.shared, 1)
+        return Same(0), Same(1) if self.shared == 1 else BlockIndex(1, self.shared, 1)
 
     def of_queries(self) -> Indices:
         """Batch and heads of queries for those of keys and values."""
-        return Same(0), Same(1) if self.shared == 1 else Blocks(1, 1, self.shared)
+        return Same(0), Same(1) if self.shared == 1 else BlockIndex(1, 1, self.shared)
 
     def seen(self) -> Index:
         """The keys that count for a query. Where lengths differ, devices differ in what is masked."""
@@ -73,7 +73,7 @@ class _Heads:
 def _forward(places: _Places) -> Rule:
     """The result, the logarithm of its sums, and what the kernel keeps for itself."""
 
-    def rule(call: Call) -> list[Relation] | None:
+    def rule(call: AccessCall) -> list[Relation] | None:
         heads = _Heads(call, 0, places)
         if not heads.plain:
             return None
@@ -94,7 +94,7 @@ def _forward(places: _Places) -> Rule:
 def _backward(places: _Places) -> Rule:
     """Gradients of queries, keys and values, and of the bias where that is asked for."""
 
-    def rule(call: Call) -> list[Relation] | None:
+    def rule(call: AccessCall) -> list[Relation] | None:
         heads = _Heads(call, 1, places)
         if not heads.plain:
             return None

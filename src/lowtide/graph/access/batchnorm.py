@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide.graph.access.call import Call, Reads, Rule, Shape, same, whole
+from lowtide.graph.access.call import AccessCall, Reads, Rule, Shape, same, whole
 from lowtide.graph.access.index import Same, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -18,7 +18,7 @@ def _forward(*, training: bool | None = None, running: int | None = None) -> Rul
     running statistics.
     """
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         given, weight, bias, mean, variance = (call.value(k) for k in range(5))
         if call.op.overload == "no_stats":
             mean, variance, trains = None, None, bool(call.value(3))
@@ -50,7 +50,7 @@ def _forward(*, training: bool | None = None, running: int | None = None) -> Rul
 def _backward(gradient: int, given: int, training: int | None, mask: int | None, reserve: int | None) -> Rule:
     """Gradients of the image, of the weight and of the bias; the figures say where arguments stand."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         one = _Gradients(call, call.value(gradient), call.value(given))
         one.trains = training is None or bool(call.value(training))
         one.reserve = None if reserve is None else call.value(reserve)
@@ -64,7 +64,7 @@ def _backward(gradient: int, given: int, training: int | None, mask: int | None,
 class _Gradients:
     """The three relations of a backward call."""
 
-    def __init__(self, call: Call, gradient: Any, given: Any) -> None:
+    def __init__(self, call: AccessCall, gradient: Any, given: Any) -> None:
         self.call, self.gradient, self.given = call, gradient, given
         self.trains, self.reserve = True, None
         self.image = call.shape(given) or ()

@@ -1,4 +1,4 @@
-"""Call: the arguments of one operator as the rules ask for them, and the Relations that they give."""
+"""AccessCall: the arguments of one operator as the rules ask for them, and the Relations that they give."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lowtide.graph.access.index import Either, Index, Same, Whole
 from lowtide.graph.access.relation import Relation
 from lowtide.graph.types import Graph, Op
 
-__all__ = ["Call", "Indices", "Reads", "Rule", "Shape", "broadcast", "same", "whole"]
+__all__ = ["AccessCall", "Indices", "Reads", "Rule", "Shape", "broadcast", "same", "whole"]
 
 Shape: TypeAlias = tuple[int, ...]
 Indices: TypeAlias = tuple[Index, ...]
@@ -17,7 +17,7 @@ Reads: TypeAlias = Iterable[tuple[Any, Indices]]
 """Arguments as the call has them, each with how it is read; those that are no tensors do not count."""
 
 
-class Call:
+class AccessCall:
     """One operator: its arguments by position, shapes of tensors, and the shapes of its outputs."""
 
     def __init__(self, graph: Graph, op: Op) -> None:
@@ -93,7 +93,7 @@ class Call:
         return Relation(shape, tuple(map(whole, self.shapes)), self.shapes)
 
 
-Rule: TypeAlias = Callable[[Call], Sequence[Relation] | None]
+Rule: TypeAlias = Callable[[AccessCall], Sequence[Relation] | None]
 """One Relation an output; None for a call that the rule does not know after all."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, same, whole
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, same, whole
 from lowtide.graph.access.index import (
-    Blocks,
+    BlockIndex,
     Digit,
     Grouped,
     Index,
@@ -25,7 +25,7 @@ __all__ = ["RULES"]
 class _Figures:
     """What the last arguments of a convolution say, one number a dimension of space."""
 
-    def __init__(self, call: Call, first: int, weight: Shape) -> None:
+    def __init__(self, call: AccessCall, first: int, weight: Shape) -> None:
         rank = len(weight) - 2
         stride, padding, dilation = ([int(n) for n in call.value(first + k)] for k in range(3))
         self.kernel: Sequence[int] = weight[2:]
@@ -50,7 +50,7 @@ class _Figures:
         )
 
 
-def _convolution(call: Call) -> list[Relation]:
+def _convolution(call: AccessCall) -> list[Relation]:
     """Windows over the image; without groups the sum over its channels can be cut."""
     image, weight, bias = (call.value(k) for k in range(3))
     shape, filters = call.outputs[0], call.shape(weight) or ()
@@ -73,11 +73,11 @@ def _channels(
         added = Same(len(shape))
         return added, source[1:2], (added, Same(1)) if turned else (Same(1), added)
     per, within = shape[1] // figures.groups, source[1] // figures.groups
-    block = Blocks(1, per, within)
+    block = BlockIndex(1, per, within)
     return block, (), (block, Reshaped((Digit(1, 1, per),))) if turned else (Same(1), Whole())
 
 
-def _backward(call: Call) -> list[Relation]:
+def _backward(call: AccessCall) -> list[Relation]:
     """Gradients of image, weight and bias, as far as they are asked for."""
     gradient, image, weight = (call.value(k) for k in range(3))
     figures = _Figures(call, 4, call.shape(weight) or ())
@@ -89,7 +89,7 @@ def _backward(call: Call) -> list[Relation]:
     ]
 
 
-def _of_image(call: Call, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
+def _of_image(call: AccessCall, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
     """A convolution the other way round: what was a window is spread, and back."""
     gradient, _, weight = given
     turned = not figures.transposed
@@ -98,7 +98,7 @@ def _of_image(call: Call, shape: Shape, figures: _Figures, given: Sequence[objec
     return call.relation(shape, [(gradient, place), (weight, (*read, *whole(figures.kernel)))], sums=sums)
 
 
-def _of_weight(call: Call, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
+def _of_weight(call: AccessCall, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
     """A sum over the batch and the places at which the kernel was put."""
     gradient, image, _ = given
     windows, moved = (image, gradient) if figures.transposed else (gradient, image)
@@ -115,7 +115,7 @@ def _of_weight(call: Call, shape: Shape, figures: _Figures, given: Sequence[obje
     return call.relation(shape, reads, sums=(extent[0], *extent[2:]))
 
 
-def _of_bias(call: Call, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
+def _of_bias(call: AccessCall, shape: Shape, figures: _Figures, given: Sequence[object]) -> Relation:
     """A sum over everything but channels."""
     gradient = given[0]
     extent = call.shape(gradient) or ()

@@ -15,7 +15,7 @@ __all__ = [
     "LONGEST_TABLE",
     "Adaptive",
     "At",
-    "Blocks",
+    "BlockIndex",
     "Digit",
     "Either",
     "Grouped",
@@ -174,7 +174,7 @@ class Adaptive(Index, frozen=True):
         return lo * self.length // self.parts, -(-hi * self.length // self.parts)
 
 
-class Blocks(Index, frozen=True):
+class BlockIndex(Index, frozen=True):
     """A block of ``length`` elements for each block of ``size`` of the axis: groups of channels."""
 
     axis: int

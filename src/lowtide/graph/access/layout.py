@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, broadcast, same
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, broadcast, same
 from lowtide.graph.access.index import At, Digit, Index, Only, Reshaped, Same, Shift, Spread, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -25,7 +25,7 @@ def _start(value: int | None, length: int) -> int:
     return max(0, min(length, start + length if start < 0 else start))
 
 
-def _slice(call: Call) -> list[Relation]:
+def _slice(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     source = call.shape(call.value(0)) or ()
     dim = call.value(1, 0) % len(source)
@@ -39,7 +39,7 @@ def _within(dim: int, start: int, step: int) -> Index:
     return Shift(dim, -start) if step == 1 else Spread(dim, 1, step, -start)
 
 
-def _slice_backward(call: Call) -> list[Relation]:
+def _slice_backward(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     dim = call.value(2) % len(shape)
     start, step = _start(call.value(3), shape[dim]), call.value(5, 1)
@@ -47,7 +47,7 @@ def _slice_backward(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), place)])]
 
 
-def _slice_scatter(call: Call) -> list[Relation]:
+def _slice_scatter(call: AccessCall) -> list[Relation]:
     """What is written over is taken for read: it has no box of its own."""
     shape = call.outputs[0]
     dim = call.value(2, 0) % len(shape)
@@ -67,28 +67,28 @@ def _inserted(rank: int, dim: int, index: Index) -> Indices:
     return (*same(dim), index, *same(rank - dim, dim))
 
 
-def _select(call: Call) -> list[Relation]:
+def _select(call: AccessCall) -> list[Relation]:
     source = call.shape(call.value(0)) or ()
     dim = call.value(1) % len(source)
     place = _inserted(len(source) - 1, dim, At(call.value(2) % source[dim]))
     return [call.relation(call.outputs[0], [(call.value(0), place)])]
 
 
-def _select_backward(call: Call) -> list[Relation]:
+def _select_backward(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     dim = call.value(2) % len(shape)
     place = _only(_without(len(shape), dim), dim, call.value(3) % shape[dim])
     return [call.relation(shape, [(call.value(0), place)])]
 
 
-def _select_scatter(call: Call) -> list[Relation]:
+def _select_scatter(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     dim = call.value(2) % len(shape)
     place = _only(_without(len(shape), dim), dim, call.value(3) % shape[dim])
     return [call.relation(shape, [(call.value(0), same(len(shape))), (call.value(1), place)])]
 
 
-def _unbind(call: Call) -> list[Relation]:
+def _unbind(call: AccessCall) -> list[Relation]:
     source = call.shape(call.value(0)) or ()
     dim = call.value(1, 0) % len(source)
     return [
@@ -97,7 +97,7 @@ def _unbind(call: Call) -> list[Relation]:
     ]
 
 
-def _split(call: Call) -> list[Relation]:
+def _split(call: AccessCall) -> list[Relation]:
     """Parts one behind the other, whatever says how long they are."""
     found, start = [], 0
     for shape in call.outputs:
@@ -107,7 +107,7 @@ def _split(call: Call) -> list[Relation]:
     return found
 
 
-def _cat(call: Call) -> list[Relation]:
+def _cat(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     dim, start = call.value(1, 0) % len(shape), 0
     reads = []
@@ -120,14 +120,14 @@ def _cat(call: Call) -> list[Relation]:
     return [call.relation(shape, reads)]
 
 
-def _stack(call: Call) -> list[Relation]:
+def _stack(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     dim = call.value(1, 0) % len(shape)
     parts = enumerate(call.value(0))
     return [call.relation(shape, [(part, _only(_without(len(shape), dim), dim, k)) for k, part in parts])]
 
 
-def _pad(call: Call) -> list[Relation]:
+def _pad(call: AccessCall) -> list[Relation]:
     """Margins are given from the last dimension on; a negative one cuts off."""
     shape, margins = call.outputs[0], call.value(1)
     place = same(len(shape))
@@ -137,13 +137,13 @@ def _pad(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), place)])]
 
 
-def _permute(call: Call) -> list[Relation]:
+def _permute(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     order = [d % len(shape) for d in call.value(1)]
     return [_reordered(call, shape, order)]
 
 
-def _transpose(call: Call) -> list[Relation]:
+def _transpose(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     order = list(range(len(shape)))
     if order:
@@ -152,21 +152,21 @@ def _transpose(call: Call) -> list[Relation]:
     return [_reordered(call, shape, order)]
 
 
-def _t(call: Call) -> list[Relation]:
+def _t(call: AccessCall) -> list[Relation]:
     return [_reordered(call, call.outputs[0], list(range(len(call.outputs[0])))[::-1])]
 
 
-def _reordered(call: Call, shape: Shape, order: list[int]) -> Relation:
+def _reordered(call: AccessCall, shape: Shape, order: list[int]) -> Relation:
     """The output's axis k is the input's dimension ``order[k]``."""
     return call.relation(shape, [(call.value(0), tuple(Same(order.index(d)) for d in range(len(order))))])
 
 
-def _expand(call: Call) -> list[Relation]:
+def _expand(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     return [call.relation(shape, [(call.value(0), broadcast(call.shape(call.value(0)) or (), shape))])]
 
 
-def _repeat(call: Call) -> list[Relation]:
+def _repeat(call: AccessCall) -> list[Relation]:
     """The whole again and again along each dimension."""
     shape = call.outputs[0]
     source = call.shape(call.value(0)) or ()
@@ -177,13 +177,13 @@ def _repeat(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), tuple(place))])]
 
 
-def _as_real(call: Call) -> list[Relation]:
+def _as_real(call: AccessCall) -> list[Relation]:
     """Both parts of complex numbers as a last dimension."""
     shape = call.outputs[0]
     return [call.relation(shape, [(call.value(0), same(len(shape) - 1))])]
 
 
-def _as_complex(call: Call) -> list[Relation]:
+def _as_complex(call: AccessCall) -> list[Relation]:
     """A last dimension of two elements as the parts of complex numbers."""
     shape = call.outputs[0]
     return [call.relation(shape, [(call.value(0), (*same(len(shape)), Whole()))])]

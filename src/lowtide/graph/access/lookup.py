@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, same, whole
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, same, whole
 from lowtide.graph.access.index import Same, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -14,14 +14,14 @@ def _except(rank: int, dim: int) -> Indices:
     return tuple(Whole() if d == dim else Same(d) for d in range(rank))
 
 
-def _embedding(call: Call) -> list[Relation]:
+def _embedding(call: AccessCall) -> list[Relation]:
     """Rows of a table, one an index."""
     shape, (table, indices) = call.outputs[0], (call.value(0), call.value(1))
     last = len(shape) - 1
     return [call.relation(shape, [(table, (Whole(), Same(last))), (indices, same(last))])]
 
 
-def _embedding_backward(call: Call) -> list[Relation]:
+def _embedding_backward(call: AccessCall) -> list[Relation]:
     """The table's gradient, a sum over all indices; how often each one occurs may count too."""
     shape, (gradient, indices) = call.outputs[0], (call.value(0), call.value(1))
     tokens = call.shape(indices) or ()
@@ -30,7 +30,7 @@ def _embedding_backward(call: Call) -> list[Relation]:
     return [call.relation(shape, [(gradient, (*place, Same(1))), (indices, counted)], sums=tokens)]
 
 
-def _gather(call: Call) -> list[Relation]:
+def _gather(call: AccessCall) -> list[Relation]:
     shape, index = call.outputs[0], call.value(2)
     if not shape or not call.shape(call.value(0)):
         return [call.everything(shape)]
@@ -38,7 +38,7 @@ def _gather(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), _except(len(shape), dim)), (index, same(len(shape)))])]
 
 
-def _index_select(call: Call) -> list[Relation]:
+def _index_select(call: AccessCall) -> list[Relation]:
     shape, index = call.outputs[0], call.value(2)
     if not shape:
         return [call.everything(shape)]
@@ -47,7 +47,7 @@ def _index_select(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), _except(len(shape), dim)), (index, indexed)])]
 
 
-def _scatter(call: Call) -> list[Relation]:
+def _scatter(call: AccessCall) -> list[Relation]:
     """Elements of a source put where an index says; what they are put on may show through anywhere."""
     shape, index, source = call.outputs[0], call.value(2), call.value(3)
     if not shape or not call.shape(index):
@@ -58,7 +58,7 @@ def _scatter(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), same(len(shape))), (index, place), (source, put)])]
 
 
-def _index(call: Call) -> list[Relation] | None:
+def _index(call: AccessCall) -> list[Relation] | None:
     """Several indices at once: they are stretched to one shape, which stands where the first of them did."""
     shape, source = call.outputs[0], call.shape(call.value(0)) or ()
     indices = call.value(1)
@@ -80,14 +80,14 @@ def _index(call: Call) -> list[Relation] | None:
     return [call.relation(shape, reads)]
 
 
-def _index_put(call: Call) -> list[Relation]:
+def _index_put(call: AccessCall) -> list[Relation]:
     """Any of the values may be put anywhere; what is written over is taken for read."""
     shape = call.outputs[0]
     put = [(value, whole(call.shape(value) or ())) for value in (*call.value(1), call.value(2))]
     return [call.relation(shape, [(call.value(0), same(len(shape))), *put])]
 
 
-def _grid(call: Call) -> list[Relation]:
+def _grid(call: AccessCall) -> list[Relation]:
     """An image read between its elements, where a grid says."""
     shape, (image, grid) = call.outputs[0], (call.value(0), call.value(1))
     space = len(shape) - 2
@@ -95,7 +95,7 @@ def _grid(call: Call) -> list[Relation]:
     return [call.relation(shape, [(image, place), (grid, (Same(0), *same(space, 2), Whole()))])]
 
 
-def _grid_backward(call: Call) -> list[Relation]:
+def _grid_backward(call: AccessCall) -> list[Relation]:
     """The image's gradient is a sum over the places of the grid, the grid's over channels."""
     gradient, image, grid = (call.value(k) for k in range(3))
     extent = call.shape(gradient) or ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Indices, Rule, broadcast, same
+from lowtide.graph.access.call import AccessCall, Indices, Rule, broadcast, same
 from lowtide.graph.access.index import Same, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -17,7 +17,7 @@ def _scores(places: Indices) -> Indices:
     return (*places[:1], Whole(), *places[1:])
 
 
-def _nll(call: Call) -> list[Relation]:
+def _nll(call: AccessCall) -> list[Relation]:
     """The loss, and the weight that a mean is divided by. Which class is read depends on the target."""
     scores, target, weight, reduction = (call.value(k) for k in range(4))
     places = call.shape(target) or ()
@@ -33,7 +33,7 @@ def _nll(call: Call) -> list[Relation]:
     ]
 
 
-def _nll_backward(call: Call) -> list[Relation]:
+def _nll_backward(call: AccessCall) -> list[Relation]:
     """The gradient of the scores, which are asked for their shape alone."""
     gradient, _, target, weight, reduction, _, total = (call.value(k) for k in range(7))
     shape = call.outputs[0]
@@ -51,7 +51,7 @@ def _nll_backward(call: Call) -> list[Relation]:
 def _elementwise(position: int) -> Rule:
     """A loss of each element; how they are reduced stands at this position."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         shape, reduction = call.outputs[0], call.value(position, _MEAN)
         tensors = [call.value(k) for k in range(position)]
         extent = call.shape(tensors[0]) or ()
@@ -63,7 +63,7 @@ def _elementwise(position: int) -> Rule:
     return rule
 
 
-def _elementwise_backward(call: Call) -> list[Relation]:
+def _elementwise_backward(call: AccessCall) -> list[Relation]:
     shape = call.outputs[0]
     return [call.relation(shape, [(v, broadcast(call.shape(v) or (), shape)) for v in call.values()])]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, same, whole
-from lowtide.graph.access.index import Blocks, Same
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, same, whole
+from lowtide.graph.access.index import BlockIndex, Same
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["RULES"]
 
 
-def _layer_norm(call: Call) -> list[Relation]:
+def _layer_norm(call: AccessCall) -> list[Relation]:
     """The result, and the statistics of each row."""
     given, rank = call.value(0), len(call.value(1))
     result = call.outputs[0]
@@ -29,7 +29,7 @@ def _layer_norm_backward(statistics: Sequence[int], weight: int, asked: int) -> 
     The figures are where statistics, weight and what is asked for stand among the arguments.
     """
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         gradient, given = call.value(0), call.value(1)
         rows, rank = call.shape(given) or (), len(call.value(2))
         lead = len(rows) - rank
@@ -55,39 +55,39 @@ def _layer_norm_backward(statistics: Sequence[int], weight: int, asked: int) -> 
     return rule
 
 
-def _group_norm(call: Call) -> list[Relation]:
+def _group_norm(call: AccessCall) -> list[Relation]:
     """The result, and the statistics of each group of channels."""
     given, channels, groups = call.value(0), call.value(4), call.value(6)
     per = channels // groups
     result, *statistics = call.outputs
     space = whole(result[2:])
-    group = (Same(0), Blocks(1, per, per), *space)
+    group = (Same(0), BlockIndex(1, per, per), *space)
     scales: list[tuple[Any, Indices]] = [(call.value(k), (Same(1),)) for k in (1, 2)]
-    members = (Same(0), Blocks(1, 1, per), *space)
+    members = (Same(0), BlockIndex(1, 1, per), *space)
     return [
         call.relation(result, [(given, group), *scales]),
         *(call.relation(shape, [(given, members)]) for shape in statistics),
     ]
 
 
-def _group_norm_backward(call: Call) -> list[Relation]:
+def _group_norm_backward(call: AccessCall) -> list[Relation]:
     """Gradients of the image, of the weight and of the bias, as far as they are asked for."""
     gradient, given, mean, scale, weight = (call.value(k) for k in range(5))
     image = call.shape(given) or ()
     per = call.value(6) // call.value(8)
 
     def of_image(shape: Shape) -> Relation:
-        group = (Same(0), Blocks(1, per, per), *whole(image[2:]))
-        told = [(value, (Same(0), Blocks(1, per, 1))) for value in (mean, scale)]
+        group = (Same(0), BlockIndex(1, per, per), *whole(image[2:]))
+        told = [(value, (Same(0), BlockIndex(1, per, 1))) for value in (mean, scale)]
         return call.relation(
-            shape, [(gradient, group), (given, group), *told, (weight, (Blocks(1, per, per),))]
+            shape, [(gradient, group), (given, group), *told, (weight, (BlockIndex(1, per, per),))]
         )
 
     place = (Same(1), Same(0), *same(len(image) - 2, 2))
     sums = (image[0], *image[2:])
 
     def of_weight(shape: Shape) -> Relation:
-        told = [(value, (Same(1), Blocks(0, per, 1))) for value in (mean, scale)]
+        told = [(value, (Same(1), BlockIndex(0, per, 1))) for value in (mean, scale)]
         return call.relation(shape, [(gradient, place), (given, place), *told], sums=sums)
 
     def of_bias(shape: Shape) -> Relation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.graph.access.call import Call, Rule, broadcast
+from lowtide.graph.access.call import AccessCall, Rule, broadcast
 from lowtide.graph.access.relation import Relation
 
 __all__ = ["POINTWISE", "RULES"]
@@ -35,43 +35,43 @@ scalar_tensor tril_indices triu_indices uniform zero zeros zeros_like
 """
 
 
-def _pointwise(call: Call) -> list[Relation] | None:
+def _pointwise(call: AccessCall) -> list[Relation] | None:
     """Every tensor is stretched to the output; the places where a condition holds are something else."""
     if call.kind == "where" and call.value(1) is None:
         return None
     return [_at_its_place(call, shape) for shape in call.outputs]
 
 
-def _at_its_place(call: Call, shape: tuple[int, ...]) -> Relation:
+def _at_its_place(call: AccessCall, shape: tuple[int, ...]) -> Relation:
     return call.relation(shape, [(v, broadcast(call.shape(v) or (), shape)) for v in call.values()])
 
 
-def _valueless(call: Call) -> list[Relation]:
+def _valueless(call: AccessCall) -> list[Relation]:
     """A number to fill with may be a tensor; other tensors are asked for their shape alone."""
     fill = call.value(1)
     return [call.relation(shape, [(fill, ())] if call.shape(fill) == () else []) for shape in call.outputs]
 
 
-def _bernoulli(call: Call) -> list[Relation] | None:
+def _bernoulli(call: AccessCall) -> list[Relation] | None:
     """With a number for the probability the tensor is asked for its shape alone."""
     if call.op.overload in ("p", "float", "float_"):
         return [call.relation(shape, []) for shape in call.outputs]
     return _pointwise(call)
 
 
-def _native_dropout(call: Call) -> list[Relation]:
+def _native_dropout(call: AccessCall) -> list[Relation]:
     """What is left, and the mask, which depends on no value."""
     left, mask = call.outputs
     return [_at_its_place(call, left), call.relation(mask, [])]
 
 
-def _copy(call: Call) -> list[Relation]:
+def _copy(call: AccessCall) -> list[Relation]:
     """What is written over is not read."""
     shape, source = call.outputs[0], call.value(1)
     return [call.relation(shape, [(source, broadcast(call.shape(source) or (), shape))])]
 
 
-def _log_sigmoid(call: Call) -> Sequence[Relation] | None:
+def _log_sigmoid(call: AccessCall) -> Sequence[Relation] | None:
     """The result, and a buffer that some devices leave empty."""
     return [
         _at_its_place(call, shape) if shape == call.outputs[0] else call.relation(shape, [])

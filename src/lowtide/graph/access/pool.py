@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.graph.access.call import Call, Indices, Rule, same
+from lowtide.graph.access.call import AccessCall, Indices, Rule, same
 from lowtide.graph.access.index import Adaptive, Spread, Window
 from lowtide.graph.access.relation import Relation
 
@@ -19,7 +19,7 @@ def _numbers(value: object, rank: int, default: Sequence[int]) -> list[int]:
 
 
 def _windows(
-    call: Call, index: type[Window | Spread], first: int, rank: int, axes: int, dilated: bool
+    call: AccessCall, index: type[Window | Spread], first: int, rank: int, axes: int, dilated: bool
 ) -> Indices:
     """Leading dimensions as they are, windows over the last; the figures stand from this argument on."""
     kernel = _numbers(call.value(first), rank, ())
@@ -36,7 +36,7 @@ def _windows(
 def _forward(rank: int, *, dilated: bool) -> Rule:
     """The result, and for maxima their places."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         return [
             call.relation(s, [(call.value(0), _windows(call, Window, 1, rank, len(s), dilated))])
             for s in call.outputs
@@ -48,7 +48,7 @@ def _forward(rank: int, *, dilated: bool) -> Rule:
 def _backward(rank: int, *, dilated: bool) -> Rule:
     """The gradient where windows hold an element; the image is asked for its shape alone."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         shape = call.outputs[0]
         place = _windows(call, Spread, 2, rank, len(shape), dilated)
         places = [(call.value(7), place)] if dilated else []
@@ -60,7 +60,7 @@ def _backward(rank: int, *, dilated: bool) -> Rule:
 def _adaptive(rank: int) -> Rule:
     """Nearly equal parts, one an element; backward it is the same the other way round."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         read, found = call.value(0), []
         extent = call.shape(read) or ()
         for shape in call.outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Rule, broadcast
+from lowtide.graph.access.call import AccessCall, Rule, broadcast
 from lowtide.graph.access.index import Same
 from lowtide.graph.access.relation import Relation
 
@@ -15,7 +15,7 @@ def _product(first: int) -> Rule:
     The batch b may be missing, and m or n where a factor is a vector.
     """
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         shape, inner = call.outputs[0], Same(len(call.outputs[0]))
         left, right = call.value(first), call.value(first + 1)
         one, other = call.shape(left) or (), call.shape(right) or ()
@@ -30,7 +30,7 @@ def _product(first: int) -> Rule:
     return rule
 
 
-def _linear(call: Call) -> list[Relation]:
+def _linear(call: AccessCall) -> list[Relation]:
     """The last dimension times a matrix that stands with its result first."""
     shape = call.outputs[0]
     given, weight, bias = (call.value(k) for k in range(3))

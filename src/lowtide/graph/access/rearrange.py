@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Rule, same
+from lowtide.graph.access.call import AccessCall, Rule, same
 from lowtide.graph.access.index import (
     LONGEST_TABLE,
     Digit,
@@ -20,7 +20,7 @@ from lowtide.graph.access.relation import Relation
 __all__ = ["RULES"]
 
 
-def _turned(call: Call) -> list[Relation] | None:
+def _turned(call: AccessCall) -> list[Relation] | None:
     """Dimensions read backwards, or from another element on."""
     shape, given = call.outputs[0], call.value(0)
     if call.kind == "flip":
@@ -43,7 +43,7 @@ def _moved_by(by: int | None, length: int) -> tuple[tuple[int, int], ...]:
     return tuple((k, k + 1) for k in order)
 
 
-def _shuffle(call: Call) -> list[Relation]:
+def _shuffle(call: AccessCall) -> list[Relation]:
     """Channels laid out as rows and columns."""
     shape, factor = call.outputs[0], call.value(1)
     c, h, w = (len(shape) - 3 + k for k in range(3))
@@ -52,7 +52,7 @@ def _shuffle(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), (*same(c), channel, *space))])]
 
 
-def _unshuffle(call: Call) -> list[Relation]:
+def _unshuffle(call: AccessCall) -> list[Relation]:
     """Rows and columns gathered as channels."""
     shape, factor = call.outputs[0], call.value(1)
     c, h, w = (len(shape) - 3 + k for k in range(3))
@@ -62,7 +62,7 @@ def _unshuffle(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), (*same(c), channel, rows, columns))])]
 
 
-def _gated(call: Call) -> list[Relation]:
+def _gated(call: AccessCall) -> list[Relation]:
     """One half of a dimension times what is made of the other."""
     shape = call.outputs[0]
     dim = call.value(1, -1) % len(shape)
@@ -71,7 +71,7 @@ def _gated(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), place)])]
 
 
-def _gated_backward(call: Call) -> list[Relation]:
+def _gated_backward(call: AccessCall) -> list[Relation]:
     """The gradient has the length of a half; of the dimension itself both halves count everywhere."""
     shape = call.outputs[0]
     dim = call.value(2) % len(shape)
@@ -81,14 +81,14 @@ def _gated_backward(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), gradient), (call.value(1), place)])]
 
 
-def _unfold(call: Call) -> list[Relation]:
+def _unfold(call: AccessCall) -> list[Relation]:
     """Windows over a dimension, their elements as the last."""
     shape, dim = call.outputs[0], call.value(1) % max(1, len(call.outputs[0]) - 1)
     place = [Slide(d, len(shape) - 1, call.value(3)) if d == dim else Same(d) for d in range(len(shape) - 1)]
     return [call.relation(shape, [(call.value(0), tuple(place))])]
 
 
-def _unfold_backward(call: Call) -> list[Relation]:
+def _unfold_backward(call: AccessCall) -> list[Relation]:
     shape, size, step = call.outputs[0], call.value(3), call.value(4)
     dim = call.value(2) % max(1, len(shape))
     place = [Spread(d, size, step) if d == dim else Same(d) for d in range(len(shape))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape, same
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape, same
 from lowtide.graph.access.index import Index, Same, Until, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -29,7 +29,7 @@ def _kept(source: Shape, shape: Shape, dims: Sequence[int], reduced: Sequence[In
 def _sum(*, scaled: bool) -> Rule:
     """Of everything, or of some dimensions."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         shape, given = call.outputs[0], call.value(0)
         source = call.shape(given) or ()
         dims = call.dims(call.value(1), len(source))
@@ -42,7 +42,7 @@ def _sum(*, scaled: bool) -> Rule:
 def _all(position: int) -> Rule:
     """Operators whose result needs all of the dimensions that this argument names."""
 
-    def rule(call: Call) -> list[Relation] | None:
+    def rule(call: AccessCall) -> list[Relation] | None:
         if any(call.shape(v) is not None for v in call.values()[1:]):
             return None
         given = call.value(0)
@@ -54,19 +54,19 @@ def _all(position: int) -> Rule:
     return rule
 
 
-def _dims(call: Call, position: int) -> object:
+def _dims(call: AccessCall, position: int) -> object:
     """The dimensions; a switch in their place belongs to a form that takes everything."""
     value = call.value(position)
     return None if isinstance(value, bool) else value
 
 
-def _softmax(call: Call) -> list[Relation]:
+def _softmax(call: AccessCall) -> list[Relation]:
     """Along the whole of a dimension."""
     shape = call.outputs[0]
     return [call.relation(shape, [(call.value(0), _along(call, shape, 1))])]
 
 
-def _softmax_backward(call: Call) -> list[Relation]:
+def _softmax_backward(call: AccessCall) -> list[Relation]:
     """The gradient is summed; the result counts elsewhere only where it is no logarithm."""
     shape = call.outputs[0]
     row = _along(call, shape, 2)
@@ -74,7 +74,7 @@ def _softmax_backward(call: Call) -> list[Relation]:
     return [call.relation(shape, [(call.value(0), row), (call.value(1), result)])]
 
 
-def _along(call: Call, shape: Shape, position: int) -> Indices:
+def _along(call: AccessCall, shape: Shape, position: int) -> Indices:
     """Everything where it is written, but for one dimension, which is read whole."""
     dims = call.dims(call.value(position), len(shape))
     return _kept(shape, shape, dims, [Whole()] * len(dims))
@@ -83,7 +83,7 @@ def _along(call: Call, shape: Shape, position: int) -> Indices:
 def _ordered(position: int) -> Rule:
     """Elements in their order along a dimension, the last one unless this argument names it."""
 
-    def rule(call: Call) -> list[Relation]:
+    def rule(call: AccessCall) -> list[Relation]:
         rank = len(call.outputs[0])
         dims = call.dims(call.value(position, call.option("dim", -1)), rank)
         return [
@@ -94,7 +94,7 @@ def _ordered(position: int) -> Rule:
     return rule
 
 
-def _running(call: Call) -> list[Relation]:
+def _running(call: AccessCall) -> list[Relation]:
     """Everything up to an element, along a dimension."""
     dim = call.dims(call.value(1), len(call.outputs[0]))
     return [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowtide.graph.access.call import Call, Rule, Shape, same
+from lowtide.graph.access.call import AccessCall, Rule, Shape, same
 from lowtide.graph.access.index import LONGEST_TABLE, Range, Spans
 from lowtide.graph.access.relation import Relation
 
@@ -49,7 +49,7 @@ def _linear(source: int, size: int, scale: float | None, corners: bool, before: 
     return tuple(found)
 
 
-def _scales(call: Call, position: int, rank: int) -> list[float | None]:
+def _scales(call: AccessCall, position: int, rank: int) -> list[float | None]:
     """Factors as they were given: one argument for all (and the size is None), or one a dimension."""
     value = call.value(position)
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def _resize(rank: int, how: str, *, backward: bool) -> Rule:
     nearest = how in ("nearest", "exact")
     reach = 1 if how == "cubic" else 0
 
-    def ranges(call: Call, small: Shape, large: Shape, d: int) -> _Ranges:
+    def ranges(call: AccessCall, small: Shape, large: Shape, d: int) -> _Ranges:
         at = (3 if backward else 2) + (0 if nearest else 1)
         scale = _scales(call, at, rank)[d]
         axis = len(small) - rank + d
@@ -72,7 +72,7 @@ def _resize(rank: int, how: str, *, backward: bool) -> Rule:
         corners = bool(call.value(at - 1))
         return _linear(small[axis], large[axis], scale, corners, reach, reach + 1)
 
-    def rule(call: Call) -> list[Relation] | None:
+    def rule(call: AccessCall) -> list[Relation] | None:
         given, shape = call.value(0), call.outputs[0]
         source = call.shape(given) or ()
         if max((*shape, *source), default=0) > LONGEST_TABLE:
@@ -100,7 +100,7 @@ def _border(rank: int, *, mirrored: bool, backward: bool) -> Rule:
             found.append((at, at + 1))
         return tuple(found)
 
-    def rule(call: Call) -> list[Relation] | None:
+    def rule(call: AccessCall) -> list[Relation] | None:
         given, shape = call.value(0), call.outputs[0]
         inner = shape if backward else call.shape(given) or ()
         margins: Sequence[int] = call.value(2 if backward else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph.access.call import Call, Indices, Rule, Shape
+from lowtide.graph.access.call import AccessCall, Indices, Rule, Shape
 from lowtide.graph.access.index import Digit, Index, Reshaped, Same, Whole
 from lowtide.graph.access.relation import Relation
 
@@ -82,7 +82,7 @@ def _index(mine: list[_Factor], factors: list[_Factor], shape: Shape, length: in
     return Reshaped(tuple(digits))
 
 
-def _view(call: Call) -> list[Relation] | None:
+def _view(call: AccessCall) -> list[Relation] | None:
     """Another shape for the same elements; another type of element only where the shape stays."""
     source, shape = call.shape(call.value(0)) or (), call.outputs[0]
     if call.op.overload == "dtype" and source != shape:

@@ -18,7 +18,7 @@ from lowtide.graph.access import (
     resample,
     reshape,
 )
-from lowtide.graph.access.call import Call, Rule
+from lowtide.graph.access.call import AccessCall, Rule
 from lowtide.graph.access.relation import Access
 from lowtide.graph.types import Graph, Op
 
@@ -49,7 +49,7 @@ def access(graph: Graph, op: Op) -> Access:
     An operator that no rule knows, or whose arguments or shapes the graph does not tell, needs everything.
     """
     rule = _rule(op)
-    call = Call(graph, op)
+    call = AccessCall(graph, op)
     told = all(graph.tensors[t].shape is not None for t in (*op.inputs, *op.outputs))
     relations = rule(call) if rule is not None and told and op.arguments is not None else None
     if relations is None:

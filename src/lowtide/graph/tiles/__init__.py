@@ -10,7 +10,7 @@ Everything follows from the access relations of the operators; no operator is kn
 
 from lowtide.graph.tiles.cut import grid_of, reaches, tile_input, tile_output
 from lowtide.graph.tiles.layers import Layer, Read, layers
-from lowtide.graph.tiles.types import BATCH, SPACE, Cut, Own, Tile, Tiling, share
+from lowtide.graph.tiles.types import BATCH, SPACE, Cut, Own, TileNeeds, TilingNeeds, share
 from lowtide.graph.tiles.walk import reads_of
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "Layer",
     "Own",
     "Read",
-    "Tile",
-    "Tiling",
+    "TileNeeds",
+    "TilingNeeds",
     "grid_of",
     "layers",
     "reaches",

@@ -20,7 +20,7 @@ from lowtide.graph.tiles.region import (
     names,
     output_region,
 )
-from lowtide.graph.tiles.types import Cut, Own, Tile, Tiling, share
+from lowtide.graph.tiles.types import Cut, Own, TileNeeds, TilingNeeds, share
 from lowtide.graph.tiles.walk import parts_for
 from lowtide.graph.types import Graph
 from lowtide.printable import printable
@@ -28,7 +28,7 @@ from lowtide.printable import printable
 __all__ = ["grid_of", "reaches", "tile_input", "tile_output"]
 
 
-def tile_output(graph: Graph, cut: Cut, until: str = "") -> Tiling:
+def tile_output(graph: Graph, cut: Cut, until: str = "") -> TilingNeeds:
     """Tiles of the last result of forward that has the dimensions of the cut, in front of the loss.
 
     ``until`` names an operator whose result is cut instead. Every tile computes the part of each tensor that
@@ -39,7 +39,7 @@ def tile_output(graph: Graph, cut: Cut, until: str = "") -> Tiling:
     return _tiling(graph, cut, "output", end, output_region(graph, end, accesses))
 
 
-def tile_input(graph: Graph, cut: Cut, until: str = "") -> Tiling:
+def tile_input(graph: Graph, cut: Cut, until: str = "") -> TilingNeeds:
     """Tiles of the gradient of the first input that has one and the dimensions of the cut.
 
     Every tile computes the exact gradient of its own part of the input: what that needs of the gradient of
@@ -64,7 +64,7 @@ def _end(graph: Graph, cut: Cut, until: str, accesses: Mapping[int, Access]) -> 
     return named_end(graph, candidates, until) if until else candidates[-1]
 
 
-def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tiling:
+def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> TilingNeeds:
     shape = graph.tensors[region.tensor].shape or ()
     dims = cut.of(shape)
     for d, parts in zip(dims, cut.grid, strict=True):
@@ -82,7 +82,7 @@ def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tilin
     tiles = _tiles(graph, cut, region, shape)
     needed = {t for tile in tiles for t in tile.parts}
     ops = tuple(k for k in region.ops if needed.intersection(graph.ops[k].outputs))
-    return Tiling(
+    return TilingNeeds(
         own=own,
         cut=cut,
         tensor=region.tensor,
@@ -95,10 +95,10 @@ def _tiling(graph: Graph, cut: Cut, own: Own, end: int, region: Region) -> Tilin
     )
 
 
-def _tiles(graph: Graph, cut: Cut, region: Region, shape: tuple[int, ...]) -> tuple[Tile, ...]:
+def _tiles(graph: Graph, cut: Cut, region: Region, shape: tuple[int, ...]) -> tuple[TileNeeds, ...]:
     coords = itertools.product(*map(range, cut.grid))
     return tuple(
-        Tile(coord, own, parts_for(graph, region.ops, region.accesses, {region.tensor: own}))
+        TileNeeds(coord, own, parts_for(graph, region.ops, region.accesses, {region.tensor: own}))
         for coord, own in zip(coords, grid_of(cut, shape), strict=True)
     )
 

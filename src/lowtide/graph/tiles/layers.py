@@ -9,7 +9,7 @@ import msgspec
 
 from lowtide.graph.access import Relation
 from lowtide.graph.rect import Rect
-from lowtide.graph.tiles.types import Tile, Tiling
+from lowtide.graph.tiles.types import TileNeeds, TilingNeeds
 from lowtide.graph.types import Graph
 
 __all__ = ["Layer", "Margin", "Read", "layers"]
@@ -48,7 +48,7 @@ class Layer(msgspec.Struct, frozen=True):
     """Tensors that follow the grid; weights and the like are read whole."""
 
 
-def layers(graph: Graph, tiling: Tiling, tile: Tile) -> tuple[Layer, ...]:
+def layers(graph: Graph, tiling: TilingNeeds, tile: TileNeeds) -> tuple[Layer, ...]:
     """One Layer for each operator that the tile runs, in program order."""
     found = []
     for k in tiling.ops:
@@ -71,7 +71,7 @@ def layers(graph: Graph, tiling: Tiling, tile: Tile) -> tuple[Layer, ...]:
 
 
 def _read(
-    tiling: Tiling, tile: Tile, position: int, tensor: int, outputs: Sequence[tuple[int, Relation]]
+    tiling: TilingNeeds, tile: TileNeeds, position: int, tensor: int, outputs: Sequence[tuple[int, Relation]]
 ) -> Read:
     """What is read of one input for all outputs that the tile needs."""
     shape = outputs[0][1].input_shapes[position]
@@ -97,7 +97,7 @@ def _read(
     return Read(tensor, reach, region, padding, halo)
 
 
-def _single(tiling: Tiling, tensor: int) -> list[int | None]:
+def _single(tiling: TilingNeeds, tensor: int) -> list[int | None]:
     """The dimension of a tensor that follows each axis of the grid; None where it is not one for one."""
     carried = tiling.carried.get(tensor, ((),) * len(tiling.cut.grid))
     often = Counter(d for along in carried for d in along)

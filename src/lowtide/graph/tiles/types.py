@@ -1,4 +1,4 @@
-"""The nouns of tiling: Cut (what is asked for), Tile, and Tiling (all tiles of a step)."""
+"""The nouns of tiling: Cut (what is asked for), TileNeeds, and TilingNeeds (all tiles of a step)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lowtide.errors import TileError
 from lowtide.graph.access import Access
 from lowtide.graph.rect import Rect
 
-__all__ = ["BATCH", "SPACE", "Carried", "Cut", "Own", "Tile", "Tiling", "share"]
+__all__ = ["BATCH", "SPACE", "Carried", "Cut", "Own", "TileNeeds", "TilingNeeds", "share"]
 
 Own = Literal["output", "input"]
 """What is cut into disjoint parts: a result of forward, or the gradient of an input."""
@@ -48,7 +48,7 @@ class Cut(msgspec.Struct, frozen=True):
         return tuple(d % len(shape) for d in self.dims)
 
 
-class Tile(msgspec.Struct, frozen=True):
+class TileNeeds(msgspec.Struct, frozen=True):
     """One tile: its disjoint part of the tensor that is cut, and the parts of all others that it needs."""
 
     coord: tuple[int, ...]
@@ -58,7 +58,7 @@ class Tile(msgspec.Struct, frozen=True):
     """By tensor; what is not here is not needed."""
 
 
-class Tiling(msgspec.Struct, frozen=True):
+class TilingNeeds(msgspec.Struct, frozen=True):
     """A step in tiles: which operators every tile runs on parts, and which parts."""
 
     own: Own
@@ -75,7 +75,7 @@ class Tiling(msgspec.Struct, frozen=True):
     """Their access relations."""
     carried: dict[int, Carried]
     """The dimensions of every tensor that follow the grid."""
-    tiles: tuple[Tile, ...]
+    tiles: tuple[TileNeeds, ...]
     """Along the last axis of the grid first."""
 
 

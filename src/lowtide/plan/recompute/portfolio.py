@@ -36,7 +36,7 @@ from lowtide.plan.bounds.repeated_blocks import shared
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.reorder import in_order, moved
 from lowtide.plan.problem.schedule import Event, Outcome, evaluate
-from lowtide.plan.recompute.annealing.rounds import Line, anneal, anneal_round, moves_of
+from lowtide.plan.recompute.annealing.rounds import OrderedProblem, anneal, anneal_round, moves_of
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
@@ -106,7 +106,7 @@ class _Search(State):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.line = Line.of(self.problem)
+        self.line = OrderedProblem.of(self.problem)
         self.in_order = lowest_in_order(self.problem)
         self.floor = smallest_conceivable(self.relaxation) if self.relaxation else self.in_order
         self.small = len(self.problem.bytes) <= _SMALL
@@ -196,7 +196,7 @@ class _Search(State):
         if not self.done():
             there = in_order(self.problem, order)
             begin = [moved(order, start) for start in starts]
-            anneal(self, Line.of(there), [*begin, greedy(there, self.budget)], first=first)
+            anneal(self, OrderedProblem.of(there), [*begin, greedy(there, self.budget)], first=first)
 
     def exactly(self, states: int) -> None:
         """The shortest path, where there are few enough states."""

@@ -1,13 +1,13 @@
 """A forward operator run on parts of its inputs: the piece of which the graph of a tile is made.
 
     needs = access(graph, op).relations[0].needs(wanted)     a box of each input
-    parts = [Part(node, box), ...]                           nodes that hold at least these boxes
+    parts = [InputPart(node, box), ...]                           nodes that hold at least these boxes
     node = emit(tile, call, op, graph, parts, wanted)        a node that holds the wanted box of the output
 
 Every node calls an ATen operator that autograd knows, so that the tile's graph can be differentiated.
 """
 
 from lowtide.trace.operators.emit import emit, loss_total, supported
-from lowtide.trace.operators.site import Part, cropped
+from lowtide.trace.operators.site import InputPart, cropped
 
-__all__ = ["Part", "cropped", "emit", "loss_total", "supported"]
+__all__ = ["InputPart", "cropped", "emit", "loss_total", "supported"]

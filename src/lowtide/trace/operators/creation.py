@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from lowtide.trace.operators.site import Held, Site
+from lowtide.trace.operators.site import HeldPart, Site
 
 __all__ = ["arange", "constant", "cut_from_whole", "triangle"]
 
@@ -20,7 +20,7 @@ def constant(site: Site) -> fx.Node:
         return site.write(aten.empty.memory_format, shape, dtype=site.dtype, device=site.device)
     given = site.arguments
     value = {"zero": 0, "zeros": 0, "ones": 1}.get(name, given.get("fill_value", given.get("value")))
-    if isinstance(value, Held):
+    if isinstance(value, HeldPart):
         node = site.write(aten._to_copy.default, site.cut(value, value.whole), dtype=site.dtype)
         return site.write(aten.expand.default, node, shape)
     return site.full(shape, value)
@@ -44,7 +44,7 @@ def cut_from_whole(site: Site) -> fx.Node:
 
 def triangle(site: Site) -> fx.Node:
     """What is below or above a diagonal, which keeps its place in the whole."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     row, column = site.wanted.lo[-2:]
     diagonal = site.arguments["diagonal"] + row - column
     return site.again(self=site.cut(x, site.wanted), diagonal=diagonal)

@@ -9,7 +9,7 @@ from torch import fx
 from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import Graph, Op, Rect
 from lowtide.graph.access import Relation, access
-from lowtide.trace.operators.site import Part, Site, bind
+from lowtide.trace.operators.site import InputPart, Site, bind
 from lowtide.trace.operators.sums import total_weight
 from lowtide.trace.operators.table import ADDS_UP, handler, reason
 from lowtide.trace.step.builder import Call
@@ -31,7 +31,7 @@ def emit(
     call: Call,
     op: Op,
     graph: Graph,
-    parts: Sequence[Part | None],
+    parts: Sequence[InputPart | None],
     wanted: Rect,
     output: int = 0,
     over: Rect | None = None,
@@ -42,7 +42,7 @@ def emit(
 ) -> fx.Node:
     """A node with the wanted box of one of the operator's outputs, appended with all that it takes.
 
-    ``parts`` has a Part for each of ``op.inputs``: what ``access`` says is needed, or more; None where
+    ``parts`` has a InputPart for each of ``op.inputs``: what ``access`` says is needed, or more; None where
     nothing is read. ``over`` is a part of the axes that the access relation sums over: the node then holds
     what this part adds to the output. Of a mean over targets ``total`` is the weight of all of them
     (``loss_total``). With ``channels_last`` images lie in memory that way from the first convolution on.
@@ -79,7 +79,9 @@ def emit(
     return write(site)
 
 
-def loss_total(target: fx.Graph, call: Call, op: Op, graph: Graph, parts: Sequence[Part | None]) -> fx.Node:
+def loss_total(
+    target: fx.Graph, call: Call, op: Op, graph: Graph, parts: Sequence[InputPart | None]
+) -> fx.Node:
     """A node with the weight of all targets of an ``nll_loss``: what its mean is divided by.
 
     ``parts`` is as for ``emit``; the targets are there as a whole, and so are the weights of classes.

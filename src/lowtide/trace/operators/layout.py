@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from lowtide.graph import Rect
-from lowtide.trace.operators.site import Held, Site, broadcast, with_range
+from lowtide.trace.operators.site import HeldPart, Site, broadcast, with_range
 
 __all__ = [
     "cat",
@@ -35,7 +35,7 @@ def view(site: Site) -> fx.Node:
     The two shapes fall into groups of dimensions with equal products. In each group the part is made a
     run of consecutive elements, filled with zeros where it has gaps; so is what is wanted.
     """
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     need = site.need(x)
     groups = list(_groups(x.shape, site.shape))
     inner = [_run([x.shape[d] for d in dims], [list(need)[d] for d in dims]) for dims, _ in groups]
@@ -99,14 +99,14 @@ def _interval(sizes: list[int], ranges: Ranges) -> tuple[int, int]:
 
 def expand(site: Site) -> fx.Node:
     """Copies along dimensions of size 1."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     node = site.cut(x, broadcast(x.shape, site.wanted))
     return site.write(aten.expand.default, node, list(site.wanted.shape))
 
 
 def permute(site: Site) -> fx.Node:
     """Dimensions in another order."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     order = list(range(len(x.shape)))
     if site.op.kind == "aten.permute":
         order = [d % len(order) for d in site.arguments["dims"]]
@@ -123,7 +123,7 @@ def permute(site: Site) -> fx.Node:
 
 def sliced(site: Site) -> fx.Node:
     """Every step-th element from a start."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     dim, step = site.arguments["dim"] % len(x.shape), site.arguments["step"]
     start, _, _ = slice(site.arguments["start"], site.arguments["end"]).indices(x.shape[dim])
     lo, hi = list(site.wanted)[dim]
@@ -135,7 +135,7 @@ def sliced(site: Site) -> fx.Node:
 
 def _without(site: Site, dim: int, index: int) -> fx.Node:
     """One index of a dimension, which goes."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     dim %= len(x.shape)
     index %= x.shape[dim]
     lo, hi = list(site.wanted.lo), list(site.wanted.hi)
@@ -156,7 +156,7 @@ def chosen(site: Site) -> fx.Node:
 
 def split(site: Site) -> fx.Node:
     """One of the pieces of a dimension."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     dim = site.arguments["dim"] % len(x.shape)
     if site.op.kind.endswith("with_sizes"):
         before = sum(site.arguments["split_sizes"][: site.output])
@@ -168,7 +168,7 @@ def split(site: Site) -> fx.Node:
 
 def constant_pad(site: Site) -> fx.Node:
     """A margin of one value; a negative margin is a crop."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     pads, value = site.arguments["pad"], site.arguments["value"]
     before = [0] * len(x.shape)
     for k in range(len(pads) // 2):
@@ -210,7 +210,7 @@ def stack(site: Site) -> fx.Node:
 
 def flip(site: Site) -> fx.Node:
     """The other way round."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     box = site.wanted
     for dim in site.arguments["dims"]:
         lo, hi = list(site.wanted)[dim]

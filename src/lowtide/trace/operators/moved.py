@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from lowtide.graph import Rect
-from lowtide.trace.operators.site import Held, Site, replaced, with_range
+from lowtide.trace.operators.site import HeldPart, Site, replaced, with_range
 
 __all__ = ["border", "index", "overwritten", "pixel_shuffle", "pixel_unshuffle", "repeat", "roll", "unfold"]
 
@@ -45,7 +45,7 @@ def _taken(site: Site, node: fx.Node, dim: int, first: int, places: Sequence[int
 
 def _placed(site: Site, place: Callable[[int, int], int]) -> fx.Node:
     """Every element of the wanted box from where ``place(dimension, index)`` says it is."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     box = site.need(x)
     node = site.cut(x, box)
     extra = len(site.shape) - len(x.shape)
@@ -61,7 +61,7 @@ def _placed(site: Site, place: Callable[[int, int], int]) -> fx.Node:
 
 def repeat(site: Site) -> fx.Node:
     """The whole again and again along each dimension."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     shape = [*[1] * (len(site.shape) - len(x.shape)), *x.shape]
     return _placed(site, lambda dim, k: k % shape[dim])
 
@@ -75,7 +75,7 @@ def roll(site: Site) -> fx.Node:
 
 def border(site: Site) -> fx.Node:
     """A margin that mirrors the inside, or repeats the outermost elements."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     pads: list[int] = site.arguments["padding"]
     before = [0] * (len(x.shape) - len(pads) // 2) + pads[::2][::-1]
     mirrored = "reflection" in site.op.kind
@@ -110,7 +110,7 @@ def overwritten(site: Site) -> fx.Node:
     return pieces[0] if len(pieces) == 1 else site.write(aten.cat.default, pieces, dim)
 
 
-def _written(site: Site, source: Held, dim: int, start: int, box: Rect) -> fx.Node:
+def _written(site: Site, source: HeldPart, dim: int, start: int, box: Rect) -> fx.Node:
     """The box of what is written over, which begins at ``start``."""
     if site.op.kind == "aten.select_scatter":
         other = Rect(box.lo[:dim] + box.lo[dim + 1 :], box.hi[:dim] + box.hi[dim + 1 :])
@@ -120,14 +120,14 @@ def _written(site: Site, source: Held, dim: int, start: int, box: Rect) -> fx.No
 
 def index(site: Site) -> fx.Node:
     """Elements at places that other tensors say; those dimensions are there as a whole."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     places = [None if one is None else site.cut(one, site.need(one)) for one in site.arguments["indices"]]
     return site.again(self=site.cut(x, site.need(x)), indices=places)
 
 
 def unfold(site: Site) -> fx.Node:
     """Windows over a dimension, their elements as the last."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     size = site.wanted.shape[-1]
     return site.again(self=site.cut(x, site.need(x)), size=size)
 

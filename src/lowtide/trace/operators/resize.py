@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.graph import Rect
-from lowtide.trace.operators.site import Held, Site, replaced
+from lowtide.trace.operators.site import HeldPart, Site, replaced
 
 __all__ = ["uneven", "upsample"]
 
@@ -18,7 +18,7 @@ _SCALES = {3: ("scales",), 4: ("scales_h", "scales_w"), 5: ("scales_d", "scales_
 
 def upsample(site: Site) -> fx.Node:
     """The part made larger, and the wanted box of that."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     need = replaced(site.need(x), dict(enumerate(list(site.wanted)[:2])))
     whole = uneven(x.shape, site.shape, site.arguments)
     made = list(site.wanted)

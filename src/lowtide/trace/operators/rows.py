@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from lowtide.graph import Rect
-from lowtide.trace.operators.site import Held, Site, broadcast, replaced, with_range
+from lowtide.trace.operators.site import HeldPart, Site, broadcast, replaced, with_range
 
 __all__ = [
     "along",
@@ -34,7 +34,7 @@ def pointwise(site: Site) -> fx.Node:
 
 def copied(site: Site) -> fx.Node:
     """What is written over the first tensor, in its shape and type."""
-    source: Held = site.arguments["src"]
+    source: HeldPart = site.arguments["src"]
     node = site.cut(source, broadcast(source.shape, site.wanted))
     node = site.write(aten.expand.default, node, list(site.wanted.shape))
     return site.write(aten._to_copy.default, node, dtype=site.dtype, device=site.device)
@@ -62,7 +62,7 @@ def _box(ranges: list[tuple[int, int]]) -> Rect:
 
 def along(site: Site) -> fx.Node:
     """What needs a whole dimension to say anything about one element of it: softmax, sorting."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     if not x.shape:
         return site.again(self=site.cut(x, site.wanted))
     dim = site.arguments["dim"] % len(x.shape)
@@ -72,7 +72,7 @@ def along(site: Site) -> fx.Node:
 
 def running(site: Site) -> fx.Node:
     """Sums and the like of everything up to an element."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     if not x.shape:
         return site.again(self=site.cut(x, site.wanted))
     dim = site.arguments["dim"] % len(x.shape)
@@ -82,7 +82,7 @@ def running(site: Site) -> fx.Node:
 
 def layer_norm(site: Site) -> fx.Node:
     """The last dimensions made of mean 0 and variance 1; or their mean, or what they are multiplied by."""
-    x: Held = site.arguments["input"]
+    x: HeldPart = site.arguments["input"]
     first = len(x.shape) - len(site.arguments["normalized_shape"])
     ends = range(first, len(x.shape))
     box = replaced(site.wanted, {d: (0, x.shape[d]) for d in ends})
@@ -96,7 +96,7 @@ def layer_norm(site: Site) -> fx.Node:
 
 def group_norm(site: Site) -> fx.Node:
     """Groups of channels made of mean 0 and variance 1."""
-    x: Held = site.arguments["input"]
+    x: HeldPart = site.arguments["input"]
     box = site.need(x)
     batch, channels = box.shape[:2]
     size = x.shape[1] // site.arguments["group"]

@@ -16,19 +16,29 @@ from lowtide.graph import Graph, Op, Rect
 from lowtide.torch_internals import schema_of
 from lowtide.trace.step.builder import Call
 
-__all__ = ["Held", "Part", "Site", "bind", "broadcast", "cropped", "replaced", "signature", "with_range"]
+__all__ = [
+    "HeldPart",
+    "InputPart",
+    "Site",
+    "bind",
+    "broadcast",
+    "cropped",
+    "replaced",
+    "signature",
+    "with_range",
+]
 
 aten = torch.ops.aten
 
 
-class Part(NamedTuple):
+class InputPart(NamedTuple):
     """A node of the tile's graph that holds exactly this box of a tensor of the step."""
 
     node: fx.Node
     box: Rect
 
 
-def cropped(target: fx.Graph, part: Part, wanted: Rect) -> fx.Node:
+def cropped(target: fx.Graph, part: InputPart, wanted: Rect) -> fx.Node:
     """A node with the wanted box of a part."""
     node = part.node
     for dim, ((lo, hi), (first, end)) in enumerate(zip(part.box, wanted, strict=True)):
@@ -38,13 +48,13 @@ def cropped(target: fx.Graph, part: Part, wanted: Rect) -> fx.Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPart:
     """A tensor argument of the operator: the shape of the whole, and the part that is there."""
 
     position: int
     """Which of the operator's inputs it is."""
     shape: tuple[int, ...]
-    part: Part | None
+    part: InputPart | None
     """None where nothing of the tensor is read."""
 
     @property
@@ -62,7 +72,7 @@ class Site:
     op: Op
     graph: Graph
     arguments: Mapping[str, Any]
-    """Every argument by its name, defaults included; a Held wherever a tensor goes."""
+    """Every argument by its name, defaults included; a HeldPart wherever a tensor goes."""
     wanted: Rect
     output: int
     over: Rect | None
@@ -97,7 +107,7 @@ class Site:
         """The device of the output."""
         return torch.device(self.graph.tensors[self.op.outputs[self.output]].device)
 
-    def need(self, held: Held) -> Rect:
+    def need(self, held: HeldPart) -> Rect:
         """What of an argument is read."""
         need = self.needs[held.position]
         if need is None:
@@ -108,7 +118,7 @@ class Site:
         """A node that calls the function."""
         return self.target.call_function(function, args, kwargs)
 
-    def cut(self, held: Held, box: Rect) -> fx.Node:
+    def cut(self, held: HeldPart, box: Rect) -> fx.Node:
         """A node with exactly this box of an argument."""
         if held.part is None or not held.part.box.contains(box):
             there = "nothing" if held.part is None else str(held.part.box)
@@ -120,7 +130,7 @@ class Site:
 
     def crop(self, node: fx.Node, box: Rect, wanted: Rect) -> fx.Node:
         """A node with the wanted box of one that holds ``box``."""
-        return cropped(self.target, Part(node, box), wanted)
+        return cropped(self.target, InputPart(node, box), wanted)
 
     def pad(self, node: fx.Node, before: Sequence[int], after: Sequence[int], value: Any = 0) -> fx.Node:
         """A node with so many elements of this value added below and above each dimension."""
@@ -135,7 +145,7 @@ class Site:
         form = torch.channels_last
         return self.write(aten.clone.default, node, memory_format=form) if self.channels_last else node
 
-    def filled(self, held: Held, box: Rect) -> fx.Node:
+    def filled(self, held: HeldPart, box: Rect) -> fx.Node:
         """A node with this box of an argument, zeros for elements that go only into what is not wanted."""
         read = self.needs[held.position]
         need = box if read is None else read.intersect(box)
@@ -167,13 +177,13 @@ class Site:
         node = self.write(target, *args, **kwargs)
         return self.write(operator.getitem, node, self.output) if self.call.several else node
 
-    def tensors(self) -> dict[str, Held]:
+    def tensors(self) -> dict[str, HeldPart]:
         """The arguments that are tensors."""
-        return {name: value for name, value in self.arguments.items() if isinstance(value, Held)}
+        return {name: value for name, value in self.arguments.items() if isinstance(value, HeldPart)}
 
 
-def bind(call: Call, op: Op, graph: Graph, parts: Sequence[Part | None]) -> dict[str, Any]:
-    """Every argument of the call by its name, a Held wherever a tensor goes."""
+def bind(call: Call, op: Op, graph: Graph, parts: Sequence[InputPart | None]) -> dict[str, Any]:
+    """Every argument of the call by its name, a HeldPart wherever a tensor goes."""
     positions: dict[fx.Node, int] = {}
 
     def note(node: fx.Node) -> fx.Node:
@@ -186,7 +196,7 @@ def bind(call: Call, op: Op, graph: Graph, parts: Sequence[Part | None]) -> dict
     def held(value: Any) -> Any:
         if isinstance(value, fx.Node) and value in positions:
             k = positions[value]
-            return Held(k, shape_of(graph, op.inputs[k]), parts[k])
+            return HeldPart(k, shape_of(graph, op.inputs[k]), parts[k])
         return [held(item) for item in value] if isinstance(value, list | tuple) else value
 
     found: dict[str, Any] = {}

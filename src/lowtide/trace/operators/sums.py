@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from lowtide.errors import GraphError
-from lowtide.trace.operators.site import Held, Site
+from lowtide.trace.operators.site import HeldPart, Site
 
 __all__ = ["inner", "likelihood", "loss", "reduction", "summed", "total_weight"]
 
@@ -18,13 +18,13 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 def reduction(site: Site) -> fx.Node:
     """One number for each run of elements, which is there as a whole."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     return site.again(self=site.cut(x, site.need(x)))
 
 
 def summed(site: Site) -> fx.Node:
     """A sum or mean; of a part of it, what the part adds."""
-    x: Held = site.arguments["self"]
+    x: HeldPart = site.arguments["self"]
     box = site.need(x)
     node = site.again(self=site.cut(x, box))
     if site.over is None or not site.op.kind.endswith("mean"):
@@ -45,7 +45,7 @@ def inner(site: Site) -> fx.Node:
 
 def loss(site: Site) -> fx.Node:
     """A loss of each element, by itself, added up or averaged."""
-    first: Held = site.arguments["self"]
+    first: HeldPart = site.arguments["self"]
     node = site.again(**{name: site.cut(x, site.need(x)) for name, x in site.tensors().items()})
     if site.arguments["reduction"] != _MEAN:
         return node

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lowtide.graph import Rect
-from lowtide.trace.operators.site import Held, Site, replaced, with_range
+from lowtide.trace.operators.site import HeldPart, Site, replaced, with_range
 
 __all__ = ["adaptive_pool", "average_pool", "convolution", "max_pool"]
 
@@ -31,7 +31,7 @@ def _margins(inner: Rect, outer: Rect) -> tuple[list[int], list[int]]:
     return below, [end - hi for hi, end in zip(inner.hi, outer.hi, strict=True)]
 
 
-def _reach(site: Site, x: Held) -> Rect:
+def _reach(site: Site, x: HeldPart) -> Rect:
     """What the windows cover, beyond the edges too."""
     reach = site.reach[x.position]
     assert reach is not None
@@ -60,13 +60,13 @@ def convolution(site: Site) -> fx.Node:
 
 def _bias(site: Site, start: int, end: int) -> fx.Node | None:
     """The bias of the wanted channels, zeros around it for those that are computed beside them."""
-    bias: Held | None = site.arguments["bias"]
+    bias: HeldPart | None = site.arguments["bias"]
     lo, hi = site.wanted.lo[1], site.wanted.hi[1]
     return None if bias is None else site.pad(site.cut(bias, Rect((lo,), (hi,))), [lo - start], [end - hi])
 
 
 def _padded(
-    site: Site, x: Held, windows: Sequence[int], stride: Sequence[int], value: float, half: bool = False
+    site: Site, x: HeldPart, windows: Sequence[int], stride: Sequence[int], value: float, half: bool = False
 ) -> tuple[fx.Node, list[int]]:
     """The part with its padding, and what of it is left to the operator: equal amounts on both sides."""
     reach = _reach(site, x)
@@ -180,7 +180,7 @@ def adaptive_pool(site: Site) -> fx.Node:
     return _pieces(site, x, list(range(lead, len(x.shape))), site.wanted)
 
 
-def _pieces(site: Site, x: Held, dims: list[int], wanted: Rect) -> fx.Node:
+def _pieces(site: Site, x: HeldPart, dims: list[int], wanted: Rect) -> fx.Node:
     """The box, one element at a time along the first of these dimensions in which parts differ."""
     ends = {d: (x.shape[d], site.shape[d], *list(wanted)[d]) for d in dims}
     for d, (length, parts, lo, hi) in ends.items():

@@ -22,7 +22,7 @@ from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
 from lowtide.trace.tiles.reads import MASKED, values_read
-from lowtide.trace.tiles.tiling import Tile, Tiling
+from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
 __all__ = ["Fold", "dense", "idle_leaves", "loop_operator"]
 
@@ -74,7 +74,7 @@ class Fold(ABC):
     ``idle`` are leaves that no tile reads: the loop gives gradients of zeros for them, as the step does.
     """
 
-    def __init__(self, tiling: Tiling, tiles: Sequence[Tile], idle: Sequence[int] = ()) -> None:
+    def __init__(self, tiling: Tiling, tiles: Sequence[CapturedTile], idle: Sequence[int] = ()) -> None:
         self.old, self.tiling = tiling.joint, tiling
         given = sorted({t for tile in tiles for t, _ in tile.given}.union(idle))
         total = tiling.total

@@ -29,18 +29,18 @@ from lowtide.trace.tiles.fold import Fold, dense, idle_leaves, loop_operator
 from lowtide.trace.tiles.nested import Inner, nested
 from lowtide.trace.tiles.outside import in_halves
 from lowtide.trace.tiles.owned import Owned
-from lowtide.trace.tiles.tiling import Tile, Tiling
+from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
-__all__ = ["Region", "looped"]
+__all__ = ["TiledRegion", "looped"]
 
 _RATIO = "lowtide.ratio"
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class TiledRegion:
     """What a loop runs: tiles of a step, and where their parts are among the operator's inputs."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[CapturedTile, ...]
     loss: torch.Tensor
     """The loss, as shape, type and device alone; so are the gradients below."""
     places: dict[int, int]
@@ -90,7 +90,7 @@ class _Loop(torch.autograd.Function):
     """The operator, as autograd sees it while the step around it is traced."""
 
     @staticmethod
-    def forward(ctx: Any, region: Region, *values: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, region: TiledRegion, *values: torch.Tensor) -> torch.Tensor:
         loss, *saved = loop_operator(values, region.like)
         ctx.save_for_backward(*saved)
         ctx.region = region
@@ -100,7 +100,7 @@ class _Loop(torch.autograd.Function):
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:
         expected, *gradients = ctx.saved_tensors
         ratio = torch.ops.lowtide.ratio(tangent, expected)
-        region: Region = ctx.region
+        region: TiledRegion = ctx.region
         found: list[torch.Tensor | None] = [None] * len(region.places)
         for (t, _), gradient in zip(region.gradients, gradients, strict=True):
             found[region.places[t]] = gradient * ratio
@@ -108,7 +108,7 @@ class _Loop(torch.autograd.Function):
 
 
 class _Applied(nn.Module):
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: TiledRegion) -> None:
         super().__init__()
         self.region = region
 
@@ -117,10 +117,10 @@ class _Applied(nn.Module):
 
 
 class _Fold(Fold):
-    def __init__(self, tiling: Tiling, tiles: Sequence[Tile], idle: Sequence[int] = ()) -> None:
+    def __init__(self, tiling: Tiling, tiles: Sequence[CapturedTile], idle: Sequence[int] = ()) -> None:
         super().__init__(tiling, tiles, idle)
         total, values = tiling.total, self.old.values
-        self.loop = Region(
+        self.loop = TiledRegion(
             tuple(tiles),
             values[tiling.result],
             {t: k for k, t in enumerate(self.given)},

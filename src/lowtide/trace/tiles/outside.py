@@ -24,7 +24,7 @@ from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.differentiate import Change
 from lowtide.trace.tiles.fold import Fold, dense, idle_leaves, loop_operator
 from lowtide.trace.tiles.owned import Halves, Owned, halves_of
-from lowtide.trace.tiles.tiling import Tile, Tiling
+from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
 __all__ = ["Half", "in_halves"]
 
@@ -33,7 +33,7 @@ __all__ = ["Half", "in_halves"]
 class Half:
     """What one of the two loops runs."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[CapturedTile, ...]
     places: dict[int, int]
     """Of tensors of the step: position in the operator's inputs. The gradient of the result comes last."""
     like: tuple[torch.Tensor, ...]
@@ -91,7 +91,9 @@ class _Fold(Fold):
         values, result = self.old.values, tiling.result
         places = {t: k for k, t in enumerate(self.given)}
 
-        def half(tiles: Sequence[Tile], gradients: tuple[int, ...] | None, count: int, own: str = "") -> Half:
+        def half(
+            tiles: Sequence[CapturedTile], gradients: tuple[int, ...] | None, count: int, own: str = ""
+        ) -> Half:
             like = tuple(dense(values[t]) for t in ((result,) if gradients is None else gradients))
             axes = tuple(like[0].shape) if own else tiling.axes
             return Half(tuple(tiles), places, like, gradients, count, tiling.ends, axes, own)

@@ -20,7 +20,7 @@ from lowtide.graph.tiles import reaches
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.boxes import refuse_others
 from lowtide.trace.tiles.differentiate import Change, Forward, differentiated
-from lowtide.trace.tiles.tiling import Tile, Tiling
+from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
 __all__ = ["Halves", "Owned", "halves_of"]
 
@@ -37,10 +37,10 @@ class Owned:
 class Halves:
     """Tiles that give their box of the result, and tiles for later, when the gradient of that is known."""
 
-    forward: Sequence[Tile]
-    backward: Sequence[Tile]
+    forward: Sequence[CapturedTile]
+    backward: Sequence[CapturedTile]
     """They run forward again, then backward for their box of the gradient, and add to gradients."""
-    owned: Sequence[Tile] = ()
+    owned: Sequence[CapturedTile] = ()
     """They do the same for a box of an input, whose gradient they make."""
     own: int | None = None
     """That input."""

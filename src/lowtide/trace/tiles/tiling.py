@@ -24,7 +24,7 @@ from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.trace.eager.layouts import layouts_of
-from lowtide.trace.operators import Part, cropped, emit, loss_total, supported
+from lowtide.trace.operators import InputPart, cropped, emit, loss_total, supported
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.alike import Reads, form
@@ -39,7 +39,7 @@ from lowtide.trace.tiles.differentiate import (
 )
 from lowtide.trace.tiles.reads import MASKED, values_read
 
-__all__ = ["Differentiate", "Tile", "Tiling"]
+__all__ = ["CapturedTile", "Differentiate", "Tiling"]
 
 aten = torch.ops.aten
 _LINEAR = frozenset(
@@ -51,7 +51,7 @@ Differentiate = Callable[[Forward, Change], Joint]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class CapturedTile:
     """One box of the axes that are cut, as a step of its own that adds to gradients."""
 
     over: Rect
@@ -240,7 +240,7 @@ class Tiling:
 
     def tiles(
         self, boxes: Sequence[Rect], make: Differentiate = differentiated, *, hurried: bool = False
-    ) -> list[Tile]:
+    ) -> list[CapturedTile]:
         """Each box as a step of its own; boxes that differ in place alone share one, which ``make`` makes.
 
         In a hurry, boxes along the first axis are taken to be alike where the first two and the last of them
@@ -270,7 +270,7 @@ class Tiling:
         half: str = "",
         wanted: Collection[int] | None = None,
         own: tuple[int, Rect] | None = None,
-    ) -> Tile:
+    ) -> CapturedTile:
         """A box as a step of its own, which ``make`` makes unless one like it is ``known``.
 
         ``half`` of it runs forward or backward alone. ``wanted`` are tensors that it adds to the gradients
@@ -287,13 +287,13 @@ class Tiling:
                 )
         target = fx.Graph()
         given = sorted(t for t in needed if t not in made)
-        parts = {t: Part(target.placeholder(f"t{t}"), needed[t]) for t in given}
+        parts = {t: InputPart(target.placeholder(f"t{t}"), needed[t]) for t in given}
         total = target.placeholder("total") if self.totals else None
         for op, call in self.steps:
             for output, t in enumerate(op.outputs):
                 if t in needed and t in made:
                     node = self._written(target, op, call, output, parts, needed, over, total)
-                    parts[t] = Part(node, needed[t])
+                    parts[t] = InputPart(node, needed[t])
         target.output((parts[self.result].node,))
         places = tuple(k for k, t in enumerate(given) if t in gradients)
         examples = [self._example(t, needed[t], t in gradients) for t in given]
@@ -312,7 +312,7 @@ class Tiling:
             known[key] = make(forward, accumulating(leaves, places, kept))
         parts_in = tuple((t, needed[t]) for t in given)
         box, reach = (over, None) if own is None else (own[1], over)
-        return Tile(box, parts_in, total is not None, places, known[key], reach)
+        return CapturedTile(box, parts_in, total is not None, places, known[key], reach)
 
     def _written(
         self,
@@ -320,7 +320,7 @@ class Tiling:
         op: Op,
         call: Call,
         output: int,
-        parts: dict[int, Part],
+        parts: dict[int, InputPart],
         needed: dict[int, Rect],
         over: Rect,
         total: fx.Node | None,
@@ -373,12 +373,12 @@ class Tiling:
             return None
         target = fx.Graph()
         call = next(call for op, call in self.steps if op is self.adds)
-        held: list[Part | None] = []
+        held: list[InputPart | None] = []
         used: list[int] = []
         reads = self.adds.inputs[1:]
         for t in self.adds.inputs:
             box = Rect.of_shape(self.graph.tensors[t].shape or ())
-            held.append(Part(target.placeholder(f"t{t}"), box) if t in reads else None)
+            held.append(InputPart(target.placeholder(f"t{t}"), box) if t in reads else None)
             used += [t] if t in reads else []
         target.output(loss_total(target, call, self.adds, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)

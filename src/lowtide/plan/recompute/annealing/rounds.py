@@ -10,14 +10,14 @@ from lowtide.plan.problem.schedule import Event, Outcome, evaluate
 from lowtide.plan.recompute.annealing.kernel import Annealer, Cooling
 from lowtide.plan.recompute.state import State
 
-__all__ = ["Line", "anneal", "anneal_round", "moves_of"]
+__all__ = ["OrderedProblem", "anneal", "anneal_round", "moves_of"]
 
 _WORK = 240_000_000
 """Moves times operators that annealing may take in ten seconds: about five of them on one core."""
 
 
 @dataclass(frozen=True)
-class Line:
+class OrderedProblem:
     """A problem in one order of its operators, packed for annealing."""
 
     problem: Problem
@@ -25,7 +25,7 @@ class Line:
     plain: Outcome
 
     @classmethod
-    def of(cls, problem: Problem) -> Line:
+    def of(cls, problem: Problem) -> OrderedProblem:
         """The line of a problem."""
         return cls(problem, Annealer(problem), evaluate(problem, ()))
 
@@ -36,7 +36,7 @@ def moves_of(state: State) -> int:
     return max(20_000, work // max(len(state.problem.ops), 60) // 8)
 
 
-def anneal(state: State, line: Line, pool: Iterable[frozenset[Event]], *, first: int = 0) -> None:
+def anneal(state: State, line: OrderedProblem, pool: Iterable[frozenset[Event]], *, first: int = 0) -> None:
     """Anneal from each start, then again and again from the best; ``first`` tells seeds apart."""
     moves = moves_of(state)
     starts = dict.fromkeys([*pool, line.plain.events])
@@ -57,7 +57,7 @@ def anneal(state: State, line: Line, pool: Iterable[frozenset[Event]], *, first:
 
 def anneal_round(
     state: State,
-    line: Line,
+    line: OrderedProblem,
     start: frozenset[Event],
     moves: int,
     *,
