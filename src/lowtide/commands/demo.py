@@ -27,7 +27,7 @@ TARGET = "unet:base=2,batch=17,size=380"
 SHARES = ("100%", "50%", "25%")
 
 
-@click.command()
+@click.command(short_help="Run a network inside smaller and smaller budgets.")
 @click.argument("target", default=TARGET)
 @device_option
 @click.option("-o", "--output", default=".demo/memory.html", metavar="FILE", help="The page to write.")

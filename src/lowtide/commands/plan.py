@@ -59,7 +59,7 @@ class _Source:
     room: DeviceRoom = field(default_factory=DeviceRoom)
 
 
-@click.command()
+@click.command(short_help="Find the fastest program inside a budget.")
 @click.argument("target", metavar="FILE|TARGET")
 @click.option("--budget", metavar="BYTES", help="8GiB, 4500MiB, 40% of the plain peak, or auto.")
 @click.option("--sweep", "sweeping", is_flag=True, help="The whole trade-off between memory and time.")

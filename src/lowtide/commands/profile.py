@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
-@click.command()
+@click.command(short_help="Capture a step and measure its operators.")
 @click.argument("target")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The file to write.")
 @click.option("--device", type=Choice(["cpu", "cuda"]), help="Default: cuda where there is one.")

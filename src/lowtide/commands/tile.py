@@ -53,7 +53,7 @@ def _dims(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-@click.command()
+@click.command(short_help="Say what each tile of a step needs.")
 @click.argument("target", metavar="FILE|TARGET")
 @click.option("--grid", required=True, callback=_grid, metavar="RxC", help="Rows x columns of tiles, as 4x4.")
 @click.option(
