@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -37,7 +38,7 @@ from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.plan.request import ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
 from lowtide.plan.result.plan import Plan, by_methods
 from lowtide.printable import printable
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
     from lowtide.zoo import Built
@@ -120,7 +121,7 @@ def plan(
         time_limit=time_limit,
         seed=seed,
         cache=not fresh,
-        progress=None if as_json or sweeping else _progress,
+        progress=None if as_json or sweeping else partial(_progress, cost or ""),
         offload=offload,
         smallest_seconds=0.0 if sweeping else _SMALLEST_SECONDS,
     )
@@ -304,12 +305,13 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
     return Costs(seconds, workspace if any(workspace) else (), origin, short=short, disturbed=disturbed)
 
 
-def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:
+def _progress(origin: str, seconds: float, best: float | None, bound: float, gap: float | None) -> None:
     if not sys.stderr.isatty():
         return
-    found = "no plan yet" if best is None else f"best {format_seconds(best)} more"
+    found = "no plan yet" if best is None else f"best {format_cost(best, origin)} more"
     share = "" if gap is None else f", gap {gap:.1%}"
-    click.echo(f"\r{seconds:5.1f} s  {found}, bound {format_seconds(bound)}{share}   ", err=True, nl=False)
+    proven = format_cost(bound, origin)
+    click.echo(f"\r{seconds:5.1f} s  {found}, bound {proven}{share}   ", err=True, nl=False)
 
 
 def _say(text: str, quiet: bool) -> None:
@@ -323,7 +325,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     if as_json:
         print_json({"target": name, **found.as_json()})
         return
-    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}"
+    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_cost(found.plain.seconds, found.cost)}"
     say(f"{printable(name)}: plain {plain}")
     say("  budget             peak      overhead     bound       gap  kept  again  away")
     for point in found.points:
