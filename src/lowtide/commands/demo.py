@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lowtide.commands.common import console, device_option, json_option, print_json, read_for, say
+from lowtide.commands.common import (
+    console,
+    device_option,
+    json_option,
+    print_json,
+    read_for,
+    say,
+    target_help,
+)
 from lowtide.errors import FileError, InfeasibleError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.needs import needs_torch
@@ -33,6 +41,7 @@ SHARES = ("100%", "50%", "25%")
 @click.option("-o", "--output", default=".demo/memory.html", metavar="FILE", help="The page to write.")
 @click.option("--repeats", type=click.IntRange(min=1), default=2, help="Timed steps each way [2].")
 @json_option
+@target_help
 def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> None:
     """Run a network at 100, 50 and 25% of its memory, compare, and write a page.
 

@@ -19,6 +19,7 @@ from lowtide.commands.common import (
     print_json,
     read_for,
     say,
+    target_help,
 )
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
@@ -28,6 +29,7 @@ from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph, check_attributes
 from lowtide.needs import needs_torch
+from lowtide.nested import leaves
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.make.sweep import Point, Sweep, sweep
@@ -88,6 +90,7 @@ class _Source:
 @click.option("--fresh", is_flag=True, help="Plan anew what the cache knows.")
 @click.option("--explain", is_flag=True, help="What is kept, made again, sent away; who is live at the peak.")
 @json_option
+@target_help
 def plan(
     target: str,
     budget: str | None,
@@ -105,8 +108,7 @@ def plan(
 ) -> None:
     """Find the fastest program whose peak stays inside a budget, and prove how good it is.
 
-    FILE is a step in any format that says in which order operators run; TARGET is a network of the zoo,
-    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
+    FILE is a step in any format that says in which order operators run.
     """
     if budget is not None and sweeping:
         raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
@@ -251,10 +253,10 @@ def _source(target: str, cost: str | None, device: str | None, request: PlanRequ
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
-    leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
-    leaves += state_of(request.optimizer, Room(leaves).device)()
+    held = [*built.model.parameters(), *built.model.buffers(), *leaves(built.batch)]
+    held += state_of(request.optimizer, Room(held).device)()
     link = _link(device_of(base.graph), request.methods)
-    room = DeviceRoom(base.beside_bytes, Room(leaves).free_bytes(), link)
+    room = DeviceRoom(base.beside_bytes, Room(held).free_bytes(), link)
     return _Source(built.name, base.graph, costs, base.able, room)
 
 
