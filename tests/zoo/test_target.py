@@ -292,6 +292,73 @@ def test_a_bad_function_is_explained(code, function, parts):
         assert part in said, said
 
 
+BROKEN = """
+    import torch
+    from torch import nn
+    from broken_beside import helper
+
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Outside(BaseException):
+        pass
+
+    def many_lines(): raise ValueError("one\\ntwo")
+    def odd(): raise Odd
+    def outside(): raise Outside("here")
+    def leaves(): raise SystemExit("bye")
+    def takes(argument): return argument
+    def again(): return again()
+    def elsewhere(): return helper()
+    async def later(): return 1
+    def unfinished():
+        class Model(nn.Module):
+            def __init__(self): pass
+        return lambda model, x: model(x).sum(), Model(), torch.ones(3)
+    def on_meta():
+        return lambda model, x: model(x).sum(), nn.Linear(3, 3, device="meta"), torch.ones(3)
+    def spread(): return nn.Linear(3, 3), (torch.ones(3), torch.ones(3)), lambda model, batch: model(batch[0]).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        ("many_lines", ":13: many_lines() failed: ValueError: one"),
+        ("odd", ":14: odd() failed: Odd"),
+        ("outside", ":15: outside() failed: Outside: here"),
+        ("leaves", ":16: leaves() failed: SystemExit: bye"),
+        ("takes", ":17: takes() failed: TypeError: takes() missing 1 required positional argument"),
+        ("again", ":18: again() failed: RecursionError: maximum recursion depth"),
+        ("elsewhere", ":19: elsewhere() failed: ZeroDivisionError: division by zero"),
+        ("later", ":20: later() returned a coroutine; wanted (loss_of, model, batch)"),
+        ("unfinished", ":21: unfinished(): the step cannot be moved to cpu: AttributeError: 'Model' object"),
+        ("on_meta", ":25: on_meta(): the step cannot be moved to cpu: NotImplementedError: Cannot copy"),
+        ("spread", ":27: spread(): the function of the loss takes (model, batch) and gets (model, Tensor, Tensor)"),
+        ("many_line", ": 'many_line' does not exist there. Did you mean 'many_lines'? Functions there: many_lines, "),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_mistake_is_told_with_the_file_the_line_and_the_exception(function, part, tmp_path):
+    (tmp_path / "broken_beside.py").write_text("def helper():\n    return 1 / 0\n")
+    path = tmp_path / "broken.py"
+    path.write_text(textwrap.dedent(BROKEN))
+    try:
+        said = problem(f"{path}:{function}")
+    finally:
+        sys.modules.pop("broken_beside", None)
+    assert said.startswith(f"{path}{part}"), said
+    assert "\n" not in said
+
+
+def test_an_interrupt_is_no_mistake(tmp_path):
+    path = tmp_path / "stopped.py"
+    path.write_text("def step():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        zoo.build(f"{path}:step")
+
+
 def test_a_missing_file_is_explained(tmp_path):
     assert "there is no such file" in problem(f"{tmp_path / 'none.py'}:make")
     (tmp_path / "folder.py").mkdir()
@@ -305,6 +372,10 @@ def test_a_missing_file_is_explained(tmp_path):
         ("x = 1\nx = = 2\n", ":2: the file cannot be run: SyntaxError"),
         ("import no_such_module\n", ":1: the file cannot be run: ModuleNotFoundError"),
         ("\n\nraise SystemExit(3)\n", ":3: the file cannot be run: SystemExit: 3"),
+        ("def step(:\n    pass\n", ":1: the file cannot be run: SyntaxError: "),
+        ("if True:\nx = 1\n", ":2: the file cannot be run: IndentationError: "),
+        ("x = 1\0\n", ": the file cannot be run: "),
+        ("import torch\ntorch.ones(2) @ torch.ones(3)\n", ":2: the file cannot be run: RuntimeError: "),
     ],
 )
 def test_a_broken_file_is_explained(tmp_path, text, part):

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -44,9 +44,9 @@ def build_code(path: str, function: str, device: torch.device, seed: int) -> Bui
     try:
         model = model.to(device)
         batch = tuple(mapped(lambda part: _moved(part, device), part) for part in batch)
-    except (RuntimeError, MemoryError) as error:
-        raise TargetError(f"{place}: cannot be moved to {device}: {_said(error)}") from error
-    trains = any(parameter.requires_grad for parameter in model.parameters())
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+    except Exception as error:
+        raise TargetError(f"{place}: the step cannot be moved to {device}: {_said(error)}") from error
     return Built(model, batch, loss, name, trains)
 
 
@@ -161,7 +161,24 @@ def _parts(place: str, made: object) -> tuple[Callable[..., Any], nn.Module, tup
         raise TargetError(f"{place} returned ({kinds}); wanted {WANTED}")
     if not callable(loss) or isinstance(loss, Tensor):
         raise TargetError(f"{place}: the function of the loss is a {type(loss).__name__}; wanted {WANTED}")
+    _check_call(place, loss, model, batch)
     return loss, model, tuple(batch)
+
+
+def _check_call(place: str, loss: Callable[..., Any], model: nn.Module, batch: Sequence[Any]) -> None:
+    """Refuse a loss that takes other arguments than it will get."""
+    try:
+        signature = inspect.signature(loss)
+    except (ValueError, TypeError):  # nobody knows what it takes
+        return
+    try:
+        signature.bind(model, *batch)
+    except TypeError as error:
+        got = ", ".join(["model", *(type(one).__name__ for one in batch)])
+        raise TargetError(
+            f"{place}: the function of the loss takes {signature} and gets ({got}): {error}; return loss_of, "
+            "model, batch for loss_of(model, batch), or loss_of, model, x, y for loss_of(model, x, y)"
+        ) from error
 
 
 def _moved(part: Any, device: torch.device) -> Any:
