@@ -124,7 +124,8 @@ def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
 
 def _eager(found: Comparison) -> Case:
     side = found.eager
-    return Case("eager PyTorch", None, None, side.peak_bytes, side.seconds, True, (), 0)
+    alone = (None, None, side.peak_bytes, side.seconds, True, (), 0)
+    return Case("eager PyTorch", *alone, eager_seconds=side.seconds)
 
 
 def _case(share: str, plan: Plan, found: Comparison, note: str) -> Case:
@@ -140,6 +141,7 @@ def _case(share: str, plan: Plan, found: Comparison, note: str) -> Case:
         live_bytes=timeline.live_bytes,
         resident_bytes=timeline.resident_bytes,
         note=note,
+        eager_seconds=found.eager.seconds,
     )
 
 
@@ -168,10 +170,9 @@ def _print(name: str, about: str, cases: list[Case], output: str) -> None:
         budget = "–" if case.budget_bytes is None else format_bytes(case.budget_bytes)
         predicted = "–" if case.predicted_bytes is None else format_bytes(case.predicted_bytes)
         result = case.result
-        ratio = f"{case.seconds / cases[0].seconds:.2f} ×"
         say(
             f"  {case.name:<16}  {budget:>12}  {predicted:>12}  {format_bytes(case.peak_bytes):>12}  "
-            f"{format_seconds(case.seconds):>12}  {ratio:>10}  {result}"
+            f"{format_seconds(case.seconds):>12}  {case.over_eager:>10}  {result}"
         )
         if case.note:
             say(f"    {case.note}")
