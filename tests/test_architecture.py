@@ -15,13 +15,14 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs"}
+BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs", "nested"}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
     "units": set(),
     "suggest": set(),
     "collector": set(),
+    "nested": set(),
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},

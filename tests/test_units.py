@@ -1,6 +1,6 @@
 import pytest
 
-from lowtide.units import format_bytes, format_count, format_rate, format_seconds
+from lowtide.units import format_bytes, format_cost, format_count, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,12 @@ def test_rates_carry_their_unit():
 )
 def test_seconds(value, text):
     assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 units"), (1, "1 unit"), (267.0, "267 units"), (10.5, "10.5 units"), (1e9, "1000000000 units")],
+)
+def test_unit_costs_are_no_seconds(value, text):
+    assert format_cost(value, "unit") == text
+    assert format_cost(value, "measured") == format_seconds(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_count", "format_rate", "format_seconds"]
+__all__ = ["format_bytes", "format_cost", "format_count", "format_rate", "format_seconds"]
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -44,3 +44,11 @@ def format_seconds(value: float) -> str:
         if 0 < size < limit * 0.9999995:  # what would be printed as 1000.000 belongs to the next unit
             return f"{value * scale:.3f} {unit}"
     return f"{value:.3f} s"
+
+
+def format_cost(value: float, origin: str) -> str:
+    """What operators take: seconds, but ``267 units`` where the costs are unit costs, which are no times."""
+    if origin != "unit":
+        return format_seconds(value)
+    digits = f"{value:.3f}".rstrip("0").rstrip(".")
+    return f"{digits} {'unit' if digits == '1' else 'units'}"

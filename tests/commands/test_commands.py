@@ -226,6 +226,13 @@ def test_colour_only_on_a_terminal(monkeypatch):
     assert "\x1b[" not in run("show", GRAPH).stdout
 
 
+def test_help_says_what_lowtide_does():
+    text = " ".join(run("--help").stdout.split())
+    for word in ("captures a PyTorch training step", "budget", "runs", "other frameworks"):
+        assert word in text
+    assert "..." not in text.partition("Commands:")[2], "a summary is cut off"
+
+
 def test_help_says_what_the_exit_codes_are():
     text = " ".join(run("--help").stdout.split())
     for code in ("0 done", "2 bad input", "130 interrupted"):

@@ -1,11 +1,13 @@
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from lowtide.commands.main import cli, main
+from lowtide.commands.plan import _progress
 
 SEED = str(next((Path(__file__).parents[2] / "examples" / "documents").glob("000_*.txt")))
 KEYS = {
@@ -175,6 +177,43 @@ def test_a_target_is_captured_measured_and_planned(tmp_path, monkeypatch):
     view = json.loads(result.stdout)
     assert view["predicted"]["peak_bytes"] <= view["budget_bytes"] < view["plain"]["peak_bytes"]
     assert view["cost"] == "measured"
+
+
+SECONDS = r"[0-9] (s|ms|µs|ns)\b|second"
+
+
+@pytest.mark.parametrize("options", [["--budget", "50%", "--explain"], ["--budget", "50%"], ["--sweep"]])
+def test_unit_costs_are_never_printed_as_seconds(options):
+    result = invoke("plan", SEED, "--cost", "unit", "--time-limit", "0.5", *options)
+    assert result.exit_code == 0, result.output
+    assert not re.search(SECONDS, result.stdout), result.stdout
+    assert "267 units" in result.stdout
+    if "--explain" in options:
+        assert "made again, by cost" in result.stdout
+        assert re.search(r"\n +10 units  Convolution2DFunction", result.stdout)
+
+
+def test_progress_counts_units_too(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    _progress("unit", 0.5, 85.0, 80.0, 0.0142)
+    assert capsys.readouterr().err == "\r  0.5 s  best 85 units more, bound 80 units, gap 1.4%   "
+
+
+def test_a_wrong_promise_in_units_is_told_in_units(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+    for side, key, said in (("predicted", "seconds", "promises"), ("bound", "seconds", "the bound of")):
+        plan = json.loads(path.read_text())
+        plan[side][key] += 100
+        changed = tmp_path / "changed.json"
+        changed.write_text(json.dumps(plan))
+        with pytest.raises(SystemExit) as caught:
+            main(["check", str(changed)])
+        assert caught.value.code == 2
+        problem = capsys.readouterr().err
+        assert said in problem
+        assert " units" in problem
+        assert "seconds" not in problem
 
 
 def test_a_sweep_is_monotone(tmp_path):

@@ -8,6 +8,7 @@ import torch
 
 from lowtide import zoo
 from lowtide.errors import LowtideError
+from lowtide.nested import leaves
 
 
 def problem(text, **options):
@@ -140,8 +141,11 @@ GOOD = """
     def no_module():
         return (loss, (), loss)
 
-    def bare_tensor():
-        return (make()[0], torch.ones(3), loss)
+    def single():
+        return [make()[0]]
+
+    def loss_is_no_function():
+        return torch.ones(3), make()[0], torch.ones(3)
 
     def no_loss():
         return (make()[0], (), 3)
@@ -187,6 +191,79 @@ def test_it_is_moved_to_the_device(code):
     assert built.step().is_meta
 
 
+BATCHES = """
+    import torch
+    from collections import OrderedDict, namedtuple
+    from torch import nn
+
+    Pair = namedtuple("Pair", "x y")
+
+    def x():
+        return torch.ones(2, 3)
+
+    def step(batch, loss_of):
+        return loss_of, nn.Linear(3, 3), batch
+
+    def error(model, x, y):
+        return (model(x) - y).square().mean()
+
+    def tensor(): return step(x(), lambda model, batch: error(model, batch, 1.0))
+    def pair(): return step((x(), x()), lambda model, batch: error(model, *batch))
+    def many(): return step([x(), x()], lambda model, batch: error(model, *batch))
+    def named(): return step(Pair(x(), x()), lambda model, batch: error(model, batch.x, batch.y))
+    def by_name(): return step({"x": x(), "y": x()}, lambda model, batch: error(model, batch["x"], batch["y"]))
+    def ordered(): return step(OrderedDict(x=x(), y=x()), lambda model, b: error(model, b["x"], b["y"]))
+    def deep():
+        def loss_of(model, batch):
+            return error(model, batch["views"][0][1], batch["y"]["low"]) * batch["scale"]
+        return step({"views": [(x(), x())], "y": {"low": x()}, "scale": 2.0, "name": "b"}, loss_of)
+    def spread():
+        loss_of, model, batch = pair()
+        return lambda model, x, y: loss_of(model, (x, y)), model, *batch
+    def alone():
+        return lambda model: model(x()).sum(), nn.Linear(3, 3)
+    def a_tensor_in_the_middle(): return nn.Linear(3, 3), x(), lambda model, x: error(model, x, 1.0)
+    def a_dict_in_the_middle():
+        loss_of, model, batch = deep()
+        return model, batch, loss_of
+    def a_module_as_loss():
+        class Loss(nn.Module):
+            def forward(self, model, batch):
+                return error(model, *batch)
+        return Loss(), nn.Linear(3, 3), (x(), x())
+"""
+
+
+def form(value):
+    """What a batch is made of."""
+    if isinstance(value, dict):
+        return type(value), {key: form(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value).__name__, [form(one) for one in value]
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "tensor", "pair", "many", "named", "by_name", "ordered", "deep", "spread", "alone", "a_module_as_loss",
+        "a_tensor_in_the_middle", "a_dict_in_the_middle",
+    ],
+)  # fmt: skip
+def test_a_batch_is_whatever_the_loss_takes(function, tmp_path):
+    path = tmp_path / "batches.py"
+    path.write_text(textwrap.dedent(BATCHES))
+    built = zoo.build(f"{path}:{function}")
+    assert built.step().shape == ()
+    built.step().backward()
+    assert all(parameter.grad is not None for parameter in built.model.parameters())
+    away = zoo.build(f"{path}:{function}", device="meta")
+    assert form(away.batch) == form(built.batch)
+    assert all(leaf.is_meta for leaf in leaves(away.batch) if isinstance(leaf, torch.Tensor))
+    if function != "alone":
+        assert away.step().is_meta
+
+
 def test_nothing_to_train(code):
     built = zoo.build(f"{code}:frozen")
     assert not built.trains
@@ -198,12 +275,13 @@ def test_nothing_to_train(code):
     [
         ("mak", ["'mak' does not exist there", "Did you mean 'make'"]),
         ("number", ["'number' is not a function there"]),
-        ("pair", ["returned a tuple of 2", "(model, batch, loss)"]),
-        ("nothing", ["returned a NoneType", "(model, batch, loss)"]),
-        ("no_module", ["the model is a function"]),
-        ("bare_tensor", ["the batch is a Tensor", "(x,)"]),
-        ("no_loss", ["the loss is a int"]),
-        ("fails", ["mine.py:40: fails() failed: KeyError: 'inside'"]),
+        ("pair", ["mine.py:23: pair() returned (Sequential, tuple); wanted (loss_of, model, batch)"]),
+        ("nothing", ["mine.py:26: nothing() returned a NoneType; wanted (loss_of, model, batch)"]),
+        ("single", ["single() returned a list of 1; wanted"]),
+        ("no_module", ["returned (function, tuple, function); wanted"]),
+        ("no_loss", ["the function of the loss is a int; wanted"]),
+        ("loss_is_no_function", ["the function of the loss is a Tensor; wanted"]),
+        ("fails", ["mine.py:43: fails() failed: KeyError: 'inside'"]),
         ("not a name", ["is no name of a function"]),
         ("", ["is no name of a function"]),
     ],
@@ -212,6 +290,73 @@ def test_a_bad_function_is_explained(code, function, parts):
     said = problem(f"{code}:{function}")
     for part in parts:
         assert part in said, said
+
+
+BROKEN = """
+    import torch
+    from torch import nn
+    from broken_beside import helper
+
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Outside(BaseException):
+        pass
+
+    def many_lines(): raise ValueError("one\\ntwo")
+    def odd(): raise Odd
+    def outside(): raise Outside("here")
+    def leaves(): raise SystemExit("bye")
+    def takes(argument): return argument
+    def again(): return again()
+    def elsewhere(): return helper()
+    async def later(): return 1
+    def unfinished():
+        class Model(nn.Module):
+            def __init__(self): pass
+        return lambda model, x: model(x).sum(), Model(), torch.ones(3)
+    def on_meta():
+        return lambda model, x: model(x).sum(), nn.Linear(3, 3, device="meta"), torch.ones(3)
+    def spread(): return nn.Linear(3, 3), (torch.ones(3), torch.ones(3)), lambda model, batch: model(batch[0]).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        ("many_lines", ":13: many_lines() failed: ValueError: one"),
+        ("odd", ":14: odd() failed: Odd"),
+        ("outside", ":15: outside() failed: Outside: here"),
+        ("leaves", ":16: leaves() failed: SystemExit: bye"),
+        ("takes", ":17: takes() failed: TypeError: takes() missing 1 required positional argument"),
+        ("again", ":18: again() failed: RecursionError: maximum recursion depth"),
+        ("elsewhere", ":19: elsewhere() failed: ZeroDivisionError: division by zero"),
+        ("later", ":20: later() returned a coroutine; wanted (loss_of, model, batch)"),
+        ("unfinished", ":21: unfinished(): the step cannot be moved to cpu: AttributeError: 'Model' object"),
+        ("on_meta", ":25: on_meta(): the step cannot be moved to cpu: NotImplementedError: Cannot copy"),
+        ("spread", ":27: spread(): the function of the loss takes (model, batch) and gets (model, Tensor, Tensor)"),
+        ("many_line", ": 'many_line' does not exist there. Did you mean 'many_lines'? Functions there: many_lines, "),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_mistake_is_told_with_the_file_the_line_and_the_exception(function, part, tmp_path):
+    (tmp_path / "broken_beside.py").write_text("def helper():\n    return 1 / 0\n")
+    path = tmp_path / "broken.py"
+    path.write_text(textwrap.dedent(BROKEN))
+    try:
+        said = problem(f"{path}:{function}")
+    finally:
+        sys.modules.pop("broken_beside", None)
+    assert said.startswith(f"{path}{part}"), said
+    assert "\n" not in said
+
+
+def test_an_interrupt_is_no_mistake(tmp_path):
+    path = tmp_path / "stopped.py"
+    path.write_text("def step():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        zoo.build(f"{path}:step")
 
 
 def test_a_missing_file_is_explained(tmp_path):
@@ -227,6 +372,10 @@ def test_a_missing_file_is_explained(tmp_path):
         ("x = 1\nx = = 2\n", ":2: the file cannot be run: SyntaxError"),
         ("import no_such_module\n", ":1: the file cannot be run: ModuleNotFoundError"),
         ("\n\nraise SystemExit(3)\n", ":3: the file cannot be run: SystemExit: 3"),
+        ("def step(:\n    pass\n", ":1: the file cannot be run: SyntaxError: "),
+        ("if True:\nx = 1\n", ":2: the file cannot be run: IndentationError: "),
+        ("x = 1\0\n", ": the file cannot be run: "),
+        ("import torch\ntorch.ones(2) @ torch.ones(3)\n", ":2: the file cannot be run: RuntimeError: "),
     ],
 )
 def test_a_broken_file_is_explained(tmp_path, text, part):

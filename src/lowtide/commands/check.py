@@ -15,7 +15,7 @@ from lowtide.units import format_bytes
 __all__ = ["check"]
 
 
-@click.command()
+@click.command(short_help="Check that a plan is valid and keeps its promise.")
 @click.argument("file", metavar="PLAN")
 @json_option
 def check(file: str, as_json: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -30,6 +31,7 @@ __all__ = [
     "say",
     "select",
     "table_options",
+    "target_help",
 ]
 
 _PIPE_WIDTH = 160
@@ -61,6 +63,27 @@ offload_option = click.option(
     metavar="WHAT",
     help="What may wait on the host besides activations: parameters, optimizer, or both: a,b.",
 )
+
+
+_TARGET = """
+
+TARGET is a network of the zoo, as `unet:base=16,batch=2,size=284`, or a function of your own, as
+`path/to/file.py:function`. It takes nothing and returns what `lowtide.fit` takes: a function that gives the
+loss, the model, and the batch, which may be a tensor or a tuple, list or dict of tensors:
+
+\b
+    def step():
+        model, batch = MyModel(), {"x": torch.randn(8, 4), "y": torch.zeros(8)}
+        return loss_of, model, batch  # the loss is loss_of(model, batch)
+"""
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def target_help(command: _Command) -> _Command:
+    """Say in the help of a command what a TARGET is, and what a function of the user's own returns."""
+    command.__doc__ = inspect.cleandoc(command.__doc__ or "") + _TARGET
+    return command
 
 
 class Choice(click.Choice[str]):

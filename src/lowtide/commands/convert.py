@@ -12,7 +12,7 @@ from lowtide.printable import printable
 __all__ = ["convert"]
 
 
-@click.command()
+@click.command(short_help="Write a step in another format.")
 @click.argument("file")
 @click.option(
     "--to", "target", required=True, metavar="FORMAT", help="A format that `lowtide formats` lists."

@@ -13,7 +13,7 @@ from lowtide.report.terminal import print_diff
 __all__ = ["diff"]
 
 
-@click.command()
+@click.command(short_help="Compare two profiles.")
 @click.argument("a")
 @click.argument("b")
 @table_options

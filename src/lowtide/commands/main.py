@@ -60,7 +60,15 @@ class _Group(click.Group):
 def cli() -> None:
     """Train the model you have in the memory you have.
 
-    Lowtide reads a training step from a file and says where its memory and time go.
+    Lowtide captures a PyTorch training step, plans it inside a memory budget, runs it with the same loss and
+    gradients, and says where its memory and time go. It also reads, analyses, plans and converts steps that
+    other frameworks have dumped, without torch and without a GPU.
+
+    \b
+    lowtide demo                              a network in less and less memory
+    lowtide run train.py:step --budget 50%    a step of your own inside half of its memory
+    lowtide plan train.py:step --sweep        what every budget costs in time
+    lowtide show FILE                         where the memory of a dump goes
     """
 
 

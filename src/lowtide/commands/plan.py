@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ from lowtide.commands.common import (
     print_json,
     read_for,
     say,
+    target_help,
 )
 from lowtide.cost import Step
 from lowtide.cost.unit import unit_seconds
@@ -27,6 +29,7 @@ from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
 from lowtide.graph import Graph, check_fields
 from lowtide.needs import needs_torch
+from lowtide.nested import leaves
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.make.sweep import Point, Sweep, sweep
@@ -37,7 +40,7 @@ from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.plan.request import ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
 from lowtide.plan.result.plan import Plan, by_methods
 from lowtide.printable import printable
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
     from lowtide.zoo import Built
@@ -59,7 +62,7 @@ class _Source:
     room: DeviceRoom = field(default_factory=DeviceRoom)
 
 
-@click.command()
+@click.command(short_help="Find the fastest program inside a budget.")
 @click.argument("target", metavar="FILE|TARGET")
 @click.option("--budget", metavar="BYTES", help="8GiB, 4500MiB, 40% of the plain peak, or auto.")
 @click.option("--sweep", "sweeping", is_flag=True, help="The whole trade-off between memory and time.")
@@ -87,6 +90,7 @@ class _Source:
 @click.option("--fresh", is_flag=True, help="Plan anew what the cache knows.")
 @click.option("--explain", is_flag=True, help="What is kept, made again, sent away; who is live at the peak.")
 @json_option
+@target_help
 def plan(
     target: str,
     budget: str | None,
@@ -104,8 +108,7 @@ def plan(
 ) -> None:
     """Find the fastest program whose peak stays inside a budget, and prove how good it is.
 
-    FILE is a step in any format that says in which order operators run; TARGET is a network of the zoo,
-    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
+    FILE is a step in any format that says in which order operators run.
     """
     if budget is not None and sweeping:
         raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
@@ -120,7 +123,7 @@ def plan(
         time_limit=time_limit,
         seed=seed,
         cache=not fresh,
-        progress=None if as_json or sweeping else _progress,
+        progress=None if as_json or sweeping else partial(_progress, cost or ""),
         offload=offload,
         smallest_seconds=0.0 if sweeping else _SMALLEST_SECONDS,
     )
@@ -250,10 +253,10 @@ def _source(target: str, cost: str | None, device: str | None, request: PlanRequ
         costs = Costs(tuple(unit_seconds(base.graph)), (), "unit", forward_only=True)
     elif cost is not None and cost != origin:
         costs = _costs_from(cost, len(base.graph.ops))
-    leaves = [*built.model.parameters(), *built.model.buffers(), *built.batch]
-    leaves += state_of(request.optimizer, Room(leaves).device)()
+    held = [*built.model.parameters(), *built.model.buffers(), *leaves(built.batch)]
+    held += state_of(request.optimizer, Room(held).device)()
     link = _link(device_of(base.graph), request.methods)
-    room = DeviceRoom(base.beside_bytes, Room(leaves).free_bytes(), link)
+    room = DeviceRoom(base.beside_bytes, Room(held).free_bytes(), link)
     return _Source(built.name, base.graph, costs, base.able, room)
 
 
@@ -304,12 +307,13 @@ def _costs_of_step(step: Step, origin: str) -> Costs | None:
     return Costs(seconds, workspace if any(workspace) else (), origin, short=short, disturbed=disturbed)
 
 
-def _progress(seconds: float, best: float | None, bound: float, gap: float | None) -> None:
+def _progress(origin: str, seconds: float, best: float | None, bound: float, gap: float | None) -> None:
     if not sys.stderr.isatty():
         return
-    found = "no plan yet" if best is None else f"best {format_seconds(best)} more"
+    found = "no plan yet" if best is None else f"best {format_cost(best, origin)} more"
     share = "" if gap is None else f", gap {gap:.1%}"
-    click.echo(f"\r{seconds:5.1f} s  {found}, bound {format_seconds(bound)}{share}   ", err=True, nl=False)
+    proven = format_cost(bound, origin)
+    click.echo(f"\r{seconds:5.1f} s  {found}, bound {proven}{share}   ", err=True, nl=False)
 
 
 def _say(text: str, quiet: bool) -> None:
@@ -323,7 +327,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     if as_json:
         print_json({"target": name, **found.as_json()})
         return
-    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_seconds(found.plain.seconds)}"
+    plain = f"{format_bytes(found.plain.peak_bytes)}, {format_cost(found.plain.seconds, found.cost)}"
     say(f"{printable(name)}: plain {plain}")
     say("  budget             peak      overhead     bound       gap  kept  again  away")
     for point in found.points:

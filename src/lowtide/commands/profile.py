@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowtide.commands.common import Choice, json_option, print_json, read_for, say
+from lowtide.commands.common import Choice, json_option, print_json, read_for, say, target_help
 from lowtide.cost import Step
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import cache_folder, load_device, store_device
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
-@click.command()
+@click.command(short_help="Capture a step and measure its operators.")
 @click.argument("target")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The file to write.")
 @click.option("--device", type=Choice(["cpu", "cuda"]), help="Default: cuda where there is one.")
@@ -49,14 +49,13 @@ __all__ = ["profile"]
 )
 @click.option("--fresh", is_flag=True, help="Measure again what the cache knows.")
 @json_option
+@target_help
 def profile(
     target: str, output: str, device: str | None, cost: str, time_limit: float, fresh: bool, as_json: bool
 ) -> None:
     """Capture a training step, measure its operators, and write the step with all figures.
 
-    TARGET is a network of the zoo, as `unet:base=16,batch=2,size=284`, or a function of your own that returns
-    model, batch and loss, as `path/to/file.py:function`. What was measured before on this device with these
-    versions is taken from a cache.
+    What was measured before on this device with these versions is taken from a cache.
     """
     check_outputs(output, inputs=[read_for(target)])
     with needs_torch("profiling"):

@@ -15,6 +15,7 @@ from lowtide.commands.common import (
     print_json,
     read_for,
     say,
+    target_help,
 )
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
@@ -58,6 +59,7 @@ __all__ = ["run"]
 @click.option("--seed", type=SEED, default=0, help="Of the parameters, the batch and the step [0].")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, help="Timed steps each way [5].")
 @json_option
+@target_help
 def run(
     target: str,
     program: str,
@@ -71,10 +73,7 @@ def run(
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Run a step in eager PyTorch and as a program, and compare.
-
-    TARGET is a network of the zoo, `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`.
-    """
+    """Run a step in eager PyTorch and as a program, and compare."""
     check_outputs(save_program, timeline, inputs=[read_for(target), program])
     leaving = parse_offload(offload)
     for name, given in (("--offload", leaving), ("--only", only)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, is_step_file, json_option, print_json, read_for, say
+from lowtide.commands.common import Choice, is_step_file, json_option, print_json, read_for, say, target_help
 from lowtide.errors import TileError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.formats.registry import read_file
@@ -53,7 +53,7 @@ def _dims(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-@click.command()
+@click.command(short_help="Say what each tile of a step needs.")
 @click.argument("target", metavar="FILE|TARGET")
 @click.option("--grid", required=True, callback=_grid, metavar="RxC", help="Rows x columns of tiles, as 4x4.")
 @click.option(
@@ -75,6 +75,7 @@ def _dims(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
 @click.option("--run", is_flag=True, help="Run the step in these tiles too, and compare it with the whole.")
 @click.option("--svg", metavar="FILE", help="Write a picture of one tile in every tensor.")
 @json_option
+@target_help
 def tile(
     target: str,
     grid: tuple[int, ...],
@@ -88,8 +89,7 @@ def tile(
 ) -> None:
     """Cut a step into tiles and say what each needs: parts, halos, padding, and what is computed twice.
 
-    FILE is a captured step, as `lowtide profile` writes it; TARGET is a network of the zoo,
-    `unet:base=16,batch=2,size=284`, or `path/to/file.py:function`. Nothing is run, unless `--run` is given.
+    FILE is a captured step, as `lowtide profile` writes it. Nothing is run, unless `--run` is given.
     """
     if len(grid) != len(dims):
         given = "x".join(map(str, grid))

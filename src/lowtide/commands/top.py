@@ -12,7 +12,7 @@ from lowtide.report.terminal import print_top
 __all__ = ["top"]
 
 
-@click.command()
+@click.command(short_help="List the operators that take the most.")
 @click.argument("file")
 @table_options
 def top(

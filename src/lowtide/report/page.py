@@ -30,6 +30,13 @@ class Case:
     note: str = ""
     difference: float = 0.0
     """The largest relative difference of gradients, where they are not bitwise equal."""
+    eager_seconds: float = 0.0
+    """What eager PyTorch took in turns with this case, so that both met the same machine."""
+
+    @property
+    def over_eager(self) -> str:
+        """The time over that of eager PyTorch, where that is known."""
+        return f"{self.seconds / self.eager_seconds:.2f} ×" if self.eager_seconds else "–"
 
     @property
     def result(self) -> str:
@@ -40,8 +47,7 @@ class Case:
 def page(title: str, about: str, cases: Sequence[Case], command: str) -> str:
     """The page: a table, and the memory of every case on the same scale."""
     most = max((case.peak_bytes for case in cases), default=1)
-    base = cases[0].seconds if cases else 1.0
-    rows = "\n".join(_row(case, base) for case in cases)
+    rows = "\n".join(map(_row, cases))
     pictures = "\n".join(_picture(case, most, k) for k, case in enumerate(cases))
     return f"""<!doctype html>
 <html lang="en">
@@ -78,14 +84,14 @@ svg text {{ font: 12px system-ui, sans-serif; fill: #555; }}
 """
 
 
-def _row(case: Case, base: float) -> str:
+def _row(case: Case) -> str:
     cells = [
         escape(case.name),
         "–" if case.budget_bytes is None else format_bytes(case.budget_bytes),
         "–" if case.predicted_bytes is None else format_bytes(case.predicted_bytes),
         format_bytes(case.peak_bytes),
         format_seconds(case.seconds),
-        f"{case.seconds / base:.2f} ×" if base else "–",
+        case.over_eager,
         case.result,
     ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

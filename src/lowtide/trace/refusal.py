@@ -45,6 +45,7 @@ _WAY_OUT = "Move it out of the compiled function, or compile the parts before an
 _BACKWARD = "Return the loss and call its backward outside of the compiled function"
 _HINT = re.compile(r"^\s*Hint: (.*)$", re.MULTILINE)
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
+_CONTEXT = re.compile(r"^\s*Developer debug context: (.*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _NO_HELP = ("report an issue", "fundamental", "torch._dynamo", "torch.cond", "set_stance")
 """Hints that lead away from a captured step, or nowhere."""
@@ -172,8 +173,13 @@ def _sentence(where: str, reason: str) -> str:
     kind = reason.strip().partition("\n")[0]
     if kind.startswith("generic_jump"):
         kind = "Data-dependent branching: which way the code goes depends on the value of a tensor"
+    context = _CONTEXT.search(reason)
+    if kind == "Observed exception" and context:
+        raised = context.group(1).removeprefix("raised exception ")
+        return f"{where}: the step raises {raised} while it is captured. Does it run without capture?"
     explanation = _EXPLANATION.search(reason)
-    about = f"{kind}: {explanation.group(1)}" if explanation else kind
+    told = (explanation.group(1).strip() if explanation else "") or (context.group(1) if context else "")
+    about = f"{kind}: {told}" if told else kind
     hints = [hint for hint in _HINT.findall(reason) if not any(word in hint for word in _NO_HELP)]
     way_out = _BACKWARD if "Tensor.backward()" in kind else _WAY_OUT
     advice = " ".join([f"{way_out}.", *hints[:2]])

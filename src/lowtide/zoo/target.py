@@ -2,7 +2,7 @@
 
 unet                         a network of the zoo, with the sizes of the seeds
 unet:base=16,batch=2         the same with some of its keys set
-path/to/file.py:function     a function that returns (model, batch, loss)
+path/to/file.py:function     a function that returns (loss_of, model, batch)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A step from somebody's own file, addressed as ``path/to/file.py:function``.
 
-The function takes nothing and returns ``(model, batch, loss)``: a module, the tuple of example inputs, and a
-function such that ``loss(model, *batch)`` is the scalar loss. The file is run, as its owner asks for.
+The function takes nothing and returns what ``lowtide.fit`` takes: ``(loss_of, model, *batch)``, a function, a
+module and the batch, such that ``loss_of(model, *batch)`` is the scalar loss. A batch is whatever that
+function takes: tensors, and tuples, lists and dicts of them. ``(model, batch, loss)`` is taken as well, where
+a tuple or list is spread: ``loss(model, *batch)``. The file is run, as its owner asks for.
 """
 
 from __future__ import annotations
@@ -9,24 +11,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lowtide.files import is_file
+from lowtide.nested import mapped
 from lowtide.suggest import did_you_mean
 from lowtide.zoo.base import Built, TargetError
 
 __all__ = ["build_code"]
 
-WANTED = "(model, batch, loss): a torch.nn.Module, a tuple of its inputs, a function of model and inputs"
+WANTED = "(loss_of, model, batch), such that loss_of(model, batch) is the loss and model a torch.nn.Module"
 
 
 def build_code(path: str, function: str, device: torch.device, seed: int) -> Built:
@@ -35,11 +39,15 @@ def build_code(path: str, function: str, device: torch.device, seed: int) -> Bui
     if not is_file(path):
         raise TargetError(f"{path}: there is no such file; an address is path/to/file.py:function")
     with _own_randomness(device, seed), _beside(path):
-        module = _run(path)
-        made = _call(module, path, function)
-    model, batch, loss = _parts(name, made)
-    trains = any(parameter.requires_grad for parameter in model.parameters())
-    return Built(model.to(device), tuple(_moved(part, device) for part in batch), loss, name, trains)
+        made, place = _call(_run(path), path, function)
+    loss, model, batch = _parts(place, made)
+    try:
+        model = model.to(device)
+        batch = tuple(mapped(lambda part: _moved(part, device), part) for part in batch)
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+    except Exception as error:
+        raise TargetError(f"{place}: the step cannot be moved to {device}: {_said(error)}") from error
+    return Built(model, batch, loss, name, trains)
 
 
 @contextlib.contextmanager
@@ -77,27 +85,52 @@ def _run(path: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit among them
         del sys.modules[spec.name]
-        raise TargetError(f"{_where(path, whole, error)}: the file cannot be run: {_said(error)}") from error
+        raise TargetError(f"{_where(path, error)}: the file cannot be run: {_said(error)}") from error
     return module
 
 
-def _call(module: ModuleType, path: str, function: str) -> object:
-    known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-    made = getattr(module, function, None)
+def _call(module: ModuleType, path: str, function: str) -> tuple[object, str]:
+    """What the function returns, and where it is."""
+    made = vars(module).get(function)
     if not callable(made):
-        problem = "is not a function" if hasattr(module, function) else "does not exist"
-        raise TargetError(f"{path}: {function!r} {problem} there.{did_you_mean(function, known)}")
+        problem = "is not a function" if function in vars(module) else "does not exist"
+        known = [name for name, value in vars(module).items() if _defined(value, module)]
+        there = f" Functions there: {', '.join(known)}" if known else ""
+        raise TargetError(f"{path}: {function!r} {problem} there.{did_you_mean(function, known)}{there}")
+    line = _first_line(made, path)
+    place = f"{path}:{line}" if line else path
     try:
-        return made()
-    except (Exception, SystemExit) as error:
-        place = _where(path, str(Path(path).resolve()), error)
-        raise TargetError(f"{place}: {function}() failed: {_said(error)}") from error
+        return made(), f"{place}: {function}()"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        at = _where(path, error)
+        at = place if at == path else at  # it was not even entered
+        raise TargetError(f"{at}: {function}() failed: {_said(error)}") from error
 
 
-def _where(path: str, whole: str, error: BaseException) -> str:
+def _defined(value: object, module: ModuleType) -> bool:
+    """Whether it is a function of this file that an address may name."""
+    if not isinstance(value, FunctionType) or value.__name__.startswith("_"):
+        return False
+    return value.__module__ == module.__name__
+
+
+def _first_line(made: Callable[..., Any], path: str) -> int | None:
+    """Where a function of this file begins."""
+    code = getattr(inspect.unwrap(made), "__code__", None)
+    if not isinstance(code, CodeType) or code.co_filename != str(Path(path).resolve()):
+        return None
+    return code.co_firstlineno
+
+
+def _where(path: str, error: BaseException) -> str:
     """The file, with the last of its lines that led to the error."""
+    whole = str(Path(path).resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == whole]
     if isinstance(error, SyntaxError) and error.filename == whole:
         lines.append(error.lineno)
@@ -105,33 +138,53 @@ def _where(path: str, whole: str, error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    """The exception in one line."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # it cannot even say what it is
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _parts(name: str, made: object) -> tuple[nn.Module, tuple[Any, ...], Any]:
-    if not isinstance(made, tuple | list) or len(made) != 3:
+def _parts(place: str, made: object) -> tuple[Callable[..., Any], nn.Module, tuple[Any, ...]]:
+    """The function that gives the loss, the model, and its arguments behind the model."""
+    if not isinstance(made, tuple | list) or len(made) < 2:
         count = f" of {len(made)}" if isinstance(made, tuple | list) else ""
-        raise TargetError(f"{name}: returned a {type(made).__name__}{count}; wanted {WANTED}")
-    model, batch, loss = made
-    if not isinstance(model, nn.Module):
-        raise TargetError(f"{name}: the model is a {type(model).__name__}; wanted {WANTED}")
-    if not isinstance(batch, tuple | list):
-        hint = "; write (x,) for a single input" if isinstance(batch, Tensor) else ""
-        raise TargetError(f"{name}: the batch is a {type(batch).__name__}{hint}; wanted {WANTED}")
-    if not callable(loss):
-        raise TargetError(f"{name}: the loss is a {type(loss).__name__}; wanted {WANTED}")
-    return model, tuple(batch), loss
+        raise TargetError(f"{place} returned a {type(made).__name__}{count}; wanted {WANTED}")
+    if isinstance(made[1], nn.Module):
+        loss, model, *batch = made
+    elif isinstance(made[0], nn.Module) and len(made) == 3:
+        model, inputs, loss = made
+        batch = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+    else:
+        kinds = ", ".join(type(part).__name__ for part in made)
+        raise TargetError(f"{place} returned ({kinds}); wanted {WANTED}")
+    if not callable(loss) or isinstance(loss, Tensor):
+        raise TargetError(f"{place}: the function of the loss is a {type(loss).__name__}; wanted {WANTED}")
+    _check_call(place, loss, model, batch)
+    return loss, model, tuple(batch)
+
+
+def _check_call(place: str, loss: Callable[..., Any], model: nn.Module, batch: Sequence[Any]) -> None:
+    """Refuse a loss that takes other arguments than it will get."""
+    try:
+        signature = inspect.signature(loss)
+    except (ValueError, TypeError):  # nobody knows what it takes
+        return
+    try:
+        signature.bind(model, *batch)
+    except TypeError as error:
+        got = ", ".join(["model", *(type(one).__name__ for one in batch)])
+        raise TargetError(
+            f"{place}: the function of the loss takes {signature} and gets ({got}): {error}; return loss_of, "
+            "model, batch for loss_of(model, batch), or loss_of, model, x, y for loss_of(model, x, y)"
+        ) from error
 
 
 def _moved(part: Any, device: torch.device) -> Any:
-    """The same with every tensor on the device, inside of tuples, lists and dicts too."""
+    """A tensor or a module on the device; anything else as it is."""
+    if isinstance(part, nn.Module):
+        return part.to(device)
     if isinstance(part, Tensor):
-        moved = part.detach().to(device)
-        return moved.requires_grad_(part.requires_grad)
-    if isinstance(part, dict):
-        return {key: _moved(value, device) for key, value in part.items()}
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*(_moved(value, device) for value in part))
-    if isinstance(part, tuple | list):
-        return type(part)(_moved(value, device) for value in part)
+        return part.detach().to(device).requires_grad_(part.requires_grad)
     return part

@@ -21,6 +21,7 @@ from lowtide.execute.compile.user_code import check_loss, in_the_users_terms, us
 from lowtide.execute.memory.optimizer_state import state_of, with_state
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph, Recording, Timeline
+from lowtide.nested import leaves
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.simple import with_update
 from lowtide.plan.program.simulate import simulate
@@ -115,7 +116,7 @@ class _Subject:
         self, model: nn.Module, batch: Sequence[Any], trains: bool, updates: bool, seed: int
     ) -> None:
         self.model, self.batch, self.trains, self.seed = model, tuple(batch), trains, seed
-        self.device = next(iter(_tensors([*model.parameters(), *batch])), torch.empty(0)).device
+        self.device = next(_tensors([*model.parameters(), *batch]), torch.empty(0)).device
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         changed = model.named_parameters() if updates else ()
         self.state: Callable[[], Sequence[torch.Tensor]] = tuple
@@ -165,8 +166,8 @@ class _Subject:
         """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        leaves = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch, *self.state()])
-        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
+        held = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch, *self.state()])
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         return sum(sizes.values())
 
     def watch(self, way: _Way) -> tuple[torch.Tensor, Allocations]:
@@ -318,13 +319,7 @@ def _on_device(subject: _Subject, way: _Way) -> float:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(list(value.values()))
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+    return (leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 def _equal(a: StepOutcome, b: StepOutcome) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from lowtide.execute.compile.user_code import in_the_users_terms
 from lowtide.graph import Graph
+from lowtide.nested import mapped
 from lowtide.trace.step.capture import capture
 
 __all__ = ["graph_of", "with_gradients"]
@@ -31,8 +32,8 @@ def graph_of(
 
 
 def with_gradients(values: Sequence[Any]) -> list[Any]:
-    """The same values, with tensors of floating-point numbers that want a gradient."""
-    return [_with_gradient(value) for value in values]
+    """The same values, with tensors of floating-point numbers, however deep inside, that want a gradient."""
+    return [mapped(_with_gradient, value) for value in values]
 
 
 def _with_gradient(value: Any) -> Any:

@@ -24,8 +24,8 @@ from lowtide.execute.compile.untouched import untouched
 from lowtide.execute.compile.user_code import check_loss, check_number, in_the_users_terms, too_large
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph
+from lowtide.nested import leaves
 from lowtide.plan.program.simple import store_all
-from lowtide.torch_internals import tree_leaves
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.ending import read_update
@@ -203,16 +203,16 @@ def _check_loss(joint: Joint) -> None:
 def _untouched(example: Sequence[Any], *, parameters: bool = False) -> Iterator[None]:
     """Afterwards gradients, buffers, random states and, if asked, parameters are what they were."""
     modules = [part for part in example if isinstance(part, nn.Module)]
-    leaves = [leaf for leaf in tree_leaves(list(example)) if isinstance(leaf, torch.Tensor)]
-    leaves += [parameter for module in modules for parameter in module.parameters()]
+    tensors = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
+    tensors += [parameter for module in modules for parameter in module.parameters()]
     changed = [buffer for module in modules for buffer in module.buffers()]
     changed += [p for module in modules for p in module.parameters()] if parameters else []
-    gradients = [(leaf, leaf.grad) for leaf in leaves if leaf.is_leaf]
-    with untouched(changed, [leaf.device for leaf in leaves]):
+    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    with untouched(changed, [tensor.device for tensor in tensors]):
         try:
-            for leaf, _ in gradients:
-                leaf.grad = None
+            for tensor, _ in gradients:
+                tensor.grad = None
             yield
         finally:
-            for leaf, gradient in gradients:
-                leaf.grad = gradient
+            for tensor, gradient in gradients:
+                tensor.grad = gradient

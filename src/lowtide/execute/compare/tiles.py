@@ -17,6 +17,7 @@ from lowtide.execute.compile.bits import largest_difference
 from lowtide.execute.compile.user_code import check_loss, in_the_users_terms, users_step
 from lowtide.graph import LOOP, Rect
 from lowtide.graph.tiles import Cut, Own, grid_of, tile_input, tile_output
+from lowtide.nested import leaves
 from lowtide.plan.program.instructions import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.program.simple import store_all
 from lowtide.trace.eager.dynamo import fresh, lowtides
@@ -134,13 +135,14 @@ def _step(
     function: Function, model: nn.Module, batch: Sequence[Any], seed: int
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], float]:
     """Loss, gradients of parameters and inputs, and seconds."""
-    leaves = [*model.parameters(), *(x for x in batch if isinstance(x, torch.Tensor) and x.requires_grad)]
-    for leaf in leaves:
-        leaf.grad = None
+    inputs = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+    wanted = [*model.parameters(), *inputs]
+    for one in wanted:
+        one.grad = None
     torch.manual_seed(seed)
     began = time.perf_counter()
     loss = function(model, *batch)
     check_loss(loss)
     loss.backward()  # type: ignore[no-untyped-call]
     taken = time.perf_counter() - began
-    return loss.detach(), [leaf.grad for leaf in leaves], taken
+    return loss.detach(), [one.grad for one in wanted], taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +19,28 @@ __all__ = ["check_loss", "check_number", "in_the_users_terms", "too_large", "use
 @contextlib.contextmanager
 def in_the_users_terms() -> Iterator[None]:
     """While a step is captured: what torch or the user's code raises becomes a CaptureError with the line."""
-    with _blaming(CaptureError, "the step cannot be captured as one graph"):
+    with _unlogged(), _blaming(CaptureError, "the step cannot be captured as one graph"):
         try:
             yield
         except (LowtideError, BackendCompilerFailed):
             raise  # ours: what torch cannot trace is a CaptureError already
         except TorchDynamoException as error:
             raise translated(error) from error
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Inside, torch logs no traceback beside an error of the user's: the error says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def quiet(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.ERROR
+
+    log.addFilter(quiet)
+    try:
+        yield
+    finally:
+        log.removeFilter(quiet)
 
 
 def users_step() -> contextlib.AbstractContextManager[None]:
@@ -41,7 +57,7 @@ def _blaming(kind: type[LowtideError], what: str) -> Iterator[None]:
         raise
     except torch.OutOfMemoryError as error:
         raise too_large(error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = users_line(error)
         if not where:
             raise

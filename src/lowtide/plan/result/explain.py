@@ -11,7 +11,7 @@ from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.request import MOVABLE
 from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
 from lowtide.printable import printable
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes, format_cost
 
 __all__ = ["at_peak", "explain", "where"]
 
@@ -29,8 +29,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     looked_for = plan.smallest_budget_bytes < plan.predicted.peak_bytes
     least = "smallest that works" if looked_for and not plan.decisions.tiles else "this plan needs"
     yield f"budget     {format_bytes(plan.budget_bytes)}; {least} {smallest}"
-    yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_seconds(plan.plain.seconds)}"
-    took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_seconds(plan.predicted.seconds)}"
+    yield f"plain      {format_bytes(plan.plain.peak_bytes)} in {format_cost(plan.plain.seconds, plan.cost)}"
+    took = f"{format_bytes(plan.predicted.peak_bytes)} in {format_cost(plan.predicted.seconds, plan.cost)}"
     yield f"planned    {took}: {plan.overhead:+.1%} ({plan.method})"
     yield f"bound      {_proof(plan)}"
     d = plan.decisions
@@ -45,7 +45,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield "search     interrupted: the best plan that was found so far"
     if plan.resident_bytes:
         yield f"resident   {format_bytes(plan.resident_bytes)}: {', '.join(_resident(plan))}"
-    yield from _table("made again, by the time it takes", _again(plan))
+    by = "cost" if _in_units(plan) else "the time it takes"
+    yield from _table(f"made again, by {by}", _again(plan))
     yield from _table("sent to the host", _away(plan))
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
@@ -126,6 +127,11 @@ def where(tensor: Tensor) -> str:
     return f"{tensor.source.file}:{tensor.source.line}" if tensor.source else ""
 
 
+def _in_units(plan: Plan) -> bool:
+    """Whether operators cost units: as unit costs say, or one each where the plan has no costs."""
+    return plan.cost == "unit" or not plan.seconds
+
+
 def _again(plan: Plan) -> list[tuple[str, str, str]]:
     count: dict[int, int] = {}
     spent: dict[int, float] = {}
@@ -144,7 +150,8 @@ def _again(plan: Plan) -> list[tuple[str, str, str]]:
             source = f"{one.source.file}:{one.source.line}" if one.source else ""
             times = "" if runs == 2 else f" × {runs - 1}"
             found.append((seconds, f"{one.kind} {one.label}{times}", source))
-    return [(format_seconds(s), label, place) for s, label, place in sorted(found, reverse=True)]
+    origin = "unit" if _in_units(plan) else plan.cost
+    return [(format_cost(s, origin), label, place) for s, label, place in sorted(found, reverse=True)]
 
 
 def _away(plan: Plan) -> list[tuple[str, str, str]]:

@@ -49,8 +49,13 @@ def _predicted(plan: Plan, found: Checked) -> Iterator[Contradiction]:
     if plan.seconds:
         took = seconds_of(plan.graph, plan.program, plan.seconds, plan.short, plan.link)
         if not _alike(took, plan.predicted.seconds):
-            said = f"the plan promises {plan.predicted.seconds} seconds and takes {took}"
+            said = f"the plan promises {plan.predicted.seconds} {_unit(plan)} and takes {took}"
             yield Rule.PREDICTED, said
+
+
+def _unit(plan: Plan) -> str:
+    """What the costs of the plan are counted in."""
+    return "units" if plan.cost == "unit" else "seconds"
 
 
 def _of_loops(plan: Plan, loops: dict[int, Loop]) -> Iterator[Contradiction]:
@@ -67,7 +72,8 @@ def _of_loops(plan: Plan, loops: dict[int, Loop]) -> Iterator[Contradiction]:
         if plan.seconds and all(bodies[n].seconds for n in turns):
             took = sum(count * _tile_seconds(bodies[n], plan) for n, count in turns.items())
             if plan.seconds[k] < took * (1 - _ROUNDING):
-                yield Rule.PREDICTED, f"the loop {label!r} takes {took} seconds, and not {plan.seconds[k]}"
+                said = f"the loop {label!r} takes {took} {_unit(plan)}, and not {plan.seconds[k]}"
+                yield Rule.PREDICTED, said
 
 
 def _tile_seconds(body: Body, plan: Plan) -> float:
@@ -89,7 +95,7 @@ def _plain(plan: Plan, tiled: bool) -> Iterator[Contradiction]:
 def _ratios(plan: Plan, tiled: bool) -> Iterator[Contradiction]:
     planned, bound, plain = plan.predicted.seconds, plan.bound.seconds, plan.plain.seconds
     if bound > planned * (1 + _ROUNDING):
-        yield Rule.RATIOS, f"the bound of {bound} seconds is above the {planned} that the plan takes"
+        yield Rule.RATIOS, f"the bound of {bound} {_unit(plan)} is above the {planned} that the plan takes"
     gap = (planned - bound) / planned if planned else 0.0
     if not _alike(plan.gap, gap if gap > _ROUNDING else 0.0):
         yield Rule.RATIOS, f"gap is {plan.gap}, from the plan to its bound there are {gap}"

@@ -1,0 +1,46 @@
+"""The demo: its network is one whose memory is activations, and it says which it is."""
+
+import json
+import re
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lowtide import fit, zoo
+from lowtide.commands.demo import ABOUT, SHARES, TARGET
+from lowtide.commands.main import cli
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+
+
+def test_the_network_has_one_spelling():
+    assert zoo.parse(TARGET).name == TARGET
+
+
+def test_recomputation_reaches_every_budget_with_room_for_workspaces():
+    """Three fifths of the smallest share are enough, so that no kernel of some processor decides."""
+    built = zoo.build(TARGET)
+    less = f"{float(SHARES[-1].rstrip('%')) * 0.6}%"
+    options = {"only": "recompute", "cost": "estimated", "time_limit": 2, "verify": False}
+    plan = fit(built.loss, built.model, *built.batch, budget=less, **options).plan
+    assert plan.predicted.peak_bytes <= 0.15 * plan.plain.peak_bytes
+    assert plan.resident_bytes < 0.05 * plan.plain.peak_bytes
+
+
+def test_it_says_what_the_network_is(tmp_path, monkeypatch):
+    small = "gpt2:batch=2,layers=2,width=16,heads=2,length=16,vocab=16"
+    monkeypatch.setattr("lowtide.commands.demo.TARGET", small)
+    monkeypatch.setattr("lowtide.commands.demo.SHARES", ("100%",))
+    page = tmp_path / "page.html"
+    for json_wanted in (False, True):
+        arguments = ["demo", small, "--repeats", "1", "-o", str(page), *(["--json"] if json_wanted else [])]
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
+        text = json.loads(result.stdout)["about"] if json_wanted else result.stdout
+        assert re.search(re.escape(ABOUT) + r"; [0-9.]+ k parameters, batch of 2x17", text)
+        assert ABOUT in page.read_text()
