@@ -145,7 +145,7 @@ def test_a_budget_that_is_too_small_exits_3_and_says_what_works(capsys):
 
 def test_explain_names_what_is_made_again():
     result = invoke("plan", SEED, "--cost", "unit", "--budget", "70%", "--explain", "--time-limit", "600")
-    assert "made again" in result.stdout
+    assert "recomputed" in result.stdout
     assert "live at the peak" in result.stdout
     assert "proven optimal" in result.stdout
 
@@ -189,7 +189,7 @@ def test_unit_costs_are_never_printed_as_seconds(options):
     assert not re.search(SECONDS, result.stdout), result.stdout
     assert "267 units" in result.stdout
     if "--explain" in options:
-        assert "made again, by cost" in result.stdout
+        assert "recomputed, by cost" in result.stdout
         assert re.search(r"\n +10 units  Convolution2DFunction", result.stdout)
 
 

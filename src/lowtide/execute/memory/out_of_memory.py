@@ -69,7 +69,7 @@ def _held(plan: Plan | None, device: torch.device) -> str:
     with contextlib.suppress(RuntimeError):
         free, total = torch.cuda.mem_get_info(device)
         own = torch.cuda.memory_reserved(device)
-        beside = f", {format_bytes(plan.beside_bytes)} beside the step when it was planned" if plan else ""
+        beside = f", {format_bytes(plan.beside_bytes)} outside the step when it was planned" if plan else ""
         return (
             f"of the {format_bytes(total)} of the device other programs hold "
             f"{format_bytes(max(0, total - free - own))} and this one {format_bytes(own)}{beside}; "

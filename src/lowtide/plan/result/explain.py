@@ -35,8 +35,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"bound      {_proof(plan)}"
     d = plan.decisions
     yield (
-        f"decisions  {d.kept} storages kept for backward, {d.recomputed} made again, {d.offloaded} sent to "
-        f"the host; {d.in_place} operators in place"
+        f"decisions  {d.kept} storages kept for backward, {d.recomputed} recomputed, {d.offloaded} offloaded "
+        f"to the host; {d.in_place} operators in place"
     )
     yield from _tiles(plan)
     if plan.disturbed:
@@ -46,8 +46,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.resident_bytes:
         yield f"resident   {format_bytes(plan.resident_bytes)}: {', '.join(_resident(plan))}"
     by = "cost" if _in_units(plan) else "the time it takes"
-    yield from _table(f"made again, by {by}", _again(plan))
-    yield from _table("sent to the host", _away(plan))
+    yield from _table(f"recomputed, by {by}", _again(plan))
+    yield from _table("offloaded to the host", _away(plan))
     rows = at_peak(graph, plan.program, plan.workspace_bytes)
     live = [(format_bytes(size), label, place) for size, label, place in rows]
     yield from _table("live at the peak", live)
@@ -108,7 +108,7 @@ def _resident(plan: Plan) -> Iterator[str]:
         if size := sum(map(allocated_bytes, own)):
             yield f"{role.value} {format_bytes(size)}" + (" (may leave)" if role in may_leave else "")
     if plan.beside_bytes:
-        yield f"beside the step {format_bytes(plan.beside_bytes)}"
+        yield f"outside the step {format_bytes(plan.beside_bytes)}"
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> Iterator[str]:

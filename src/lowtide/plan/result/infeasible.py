@@ -54,7 +54,7 @@ def explained(
         f"  {format_bytes(leaves):>12}  parameters, buffers and inputs",
     ]
     if beside:
-        lines.append(f"  {format_bytes(beside):>12}  on the device besides the step")
+        lines.append(f"  {format_bytes(beside):>12}  on the device outside the step")
     for size, label, place in rows[:_ROWS]:
         lines.append(printable(f"  {format_bytes(size):>12}  {label}{f'  ({place})' if place else ''}"))
     tiles = "" if tiled else "tiles (`tile` among the methods, of a PyTorch step), "
