@@ -88,7 +88,7 @@ class _Source:
 @click.option("--seed", type=click.IntRange(0, 2**48), default=0, help="Of the search [0].")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan, or the sweep.")
 @click.option("--fresh", is_flag=True, help="Plan anew what the cache knows.")
-@click.option("--explain", is_flag=True, help="What is kept, recomputed, offloaded; what is live at the peak.")
+@click.option("--explain", is_flag=True, help="What is kept, recomputed, offloaded; who is live at the peak.")
 @json_option
 @target_help
 def plan(
