@@ -16,9 +16,7 @@ NETWORKS = (
     "resnet50",
     "gpt2",
     "alexnet",
-    "locallyconnected",
     "convpool",
-    "vgg19",
     "resnet50-inference",
 )
 
