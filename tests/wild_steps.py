@@ -27,7 +27,7 @@ class _Wild:
         graph, self.seconds, self.workspace, self.able = random_step(seed, forward)
         self.tensors, self.ops = list(graph.tensors), list(graph.ops)
         self.returned = graph.returned
-        self.updated = list(self.updated)
+        self.updated = list(graph.updated)
         self.early = []
 
     def of(self, phase):
