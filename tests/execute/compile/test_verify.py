@@ -7,6 +7,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import RunError
+from lowtide.execute.compile import verify
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.runtime import instructions as lines
 
@@ -108,3 +109,39 @@ def test_a_gradient_that_is_zero_in_exact_arithmetic_may_be_any_rounding_in_tile
     loss = found(model, x)
     loss.backward()
     assert float(model.key.bias.grad.abs().max()) < 1e-6, "zero, but for rounding"
+
+
+class Rows(nn.Module):
+    """Rows that are cut apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tiles_may_be_as_far_from_float64_as_eager_is(monkeypatch, wrong):
+    """A long sum of eager's may round more than changed arguments show; what is wrong is further away."""
+    monkeypatch.setattr(Verification, "_spread", lambda self, eager, changed: [0.0] * 99)
+    monkeypatch.setattr(verify, "_ROUNDINGS", 0)
+    if wrong:
+        ran = lines.Running.__call__
+
+        def run(self, frame):
+            ran(self, frame)
+            if self.function is torch.ops.aten.tanh_backward.default:
+                for t in self.outputs:
+                    frame.table[t].mul_(1 + 2**-10)
+
+        monkeypatch.setattr(lines.Running, "__call__", run)
+    torch.manual_seed(0)
+    model, x = Rows(), torch.randn(256, 8)
+    options = {"only": "recompute,tile", "cost": "estimated", "time_limit": 1.0, "cache": False}
+    if wrong:
+        with pytest.raises(RunError, match="differs by"):
+            lowtide.fit(loss_of, model, x, budget="40%", **options)
+    else:
+        assert lowtide.fit(loss_of, model, x, budget="40%", **options).plan.decisions.tiles
