@@ -13,7 +13,7 @@ def test_a_program_comes_back(tmp_path):
     path = tmp_path / "program.json"
     write_document(path, PROGRAM)
     assert read_document(path, Program) == PROGRAM
-    assert msgspec.json.decode(path.read_bytes())["version"] == 1
+    assert msgspec.json.decode(path.read_bytes())["version"] == 2
 
 
 def test_a_recording_comes_back():
@@ -35,7 +35,7 @@ def test_a_recording_comes_back():
         (b'{"lowtide":"program","version":1,"forward":[],"more":1}', "more"),
         (b'{"lowtide":"program",,', r"byte 21"),
         (b"\xff\xfe", "byte"),
-        (b'{"lowtide":"program","version":1,"forward":' + b"[" * 5000, "program file of version 1"),
+        (b'{"lowtide":"program","version":1,"forward":' + b"[" * 5000, "program file of version 2"),
     ],
 )
 def test_bad_files_say_where_and_what(data, said):

@@ -13,7 +13,6 @@ from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Tensor
 
 NETWORKS = (
     "unet",
-    "resnet50",
     "gpt2",
     "alexnet",
     "convpool",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import CASES, survive
 
-MUTATIONS = 400
+MUTATIONS = 240
 PARTS = 4
 
 

@@ -29,9 +29,9 @@ def _fresh():
         (name, program)
         for name in zoo.names()
         for program in PROGRAMS
-        if program != "offload-all" or name in ("alexnet", "gpt2", "locallyconnected", "unet")
+        if program != "offload-all" or name in ("alexnet", "gpt2", "unet")
         if program != "plain" or name not in LONG
-        if name != "resnet152"  # the blocks of resnet50; benchmarks/exact.py runs it
+        if name not in ("resnet152", "vgg19")  # as resnet50 and vgg16body; benchmarks/exact.py runs them
     ],
 )
 def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
@@ -47,11 +47,11 @@ def test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted(name, program):
 
 
 def test_the_model_is_left_as_it_was():
-    built = zoo.build(LOCAL)
-    before = {name: value.clone() for name, value in built.model.state_dict().items()}
-    compare(built.model, built.batch, built.loss, PROGRAMS["plain"], update=built.ending, repeats=0)
-    assert all(torch.equal(before[name], value) for name, value in built.model.state_dict().items())
-    assert all(p.grad is None for p in built.model.parameters())
+    model, batch, loss = small_step()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compare(model, batch, loss, PROGRAMS["plain"], update=lambda model: zoo.sgd(model, 0.1), repeats=0)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
 
 
 def small_step():

@@ -23,7 +23,6 @@ def parameters_away(graph):
 
 PROGRAMS = {
     "plain": store_all,
-    "recompute-all": recompute_all,
     "offload-all": offload_all,
     "recompute-each-use": functools.partial(recompute_all, each_use=True),
     "parameters-away": parameters_away,
