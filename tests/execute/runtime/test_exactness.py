@@ -12,7 +12,7 @@ from lowtide.execute.backend import compile_with
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.offload.parameters import movable, with_absences
 from lowtide.plan.program.costs import Costs
-from lowtide.plan.program.simple import offload_all, recompute_all, store_all
+from lowtide.plan.program.simple import offload_all, recompute_all
 from tests.execute.modules import CASES
 
 
@@ -22,7 +22,6 @@ def parameters_away(graph):
 
 
 PROGRAMS = {
-    "plain": store_all,
     "offload-all": offload_all,
     "recompute-each-use": functools.partial(recompute_all, each_use=True),
     "parameters-away": parameters_away,

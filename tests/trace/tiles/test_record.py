@@ -66,7 +66,6 @@ def bodies(whole: Joint) -> list[Joint]:
 @pytest.mark.parametrize(
     ("target", "parts", "end"),
     [
-        ("unet:base=2,batch=2,size=188", (2, 1, 1), ""),
         ("unet:base=2,batch=1,size=188", (1, 2, 2), ""),
         ("vgg16body:batch=1,size=64,width=2", (1, 3, 3), ""),
         ("vgg16body:batch=2,size=32,width=2", (2, 1, 2, 2), "convolution_13"),
