@@ -3,7 +3,7 @@
 The value of a tensor is a hash of the operator that made it and of what that read. Storages are real: an
 operator in place and an update overwrite what they are on, and whoever reads it later sees that. Copies to
 the host take the bytes at any time until they are waited for. The reference is the graph itself, each operator
-once in program order. Follows docs/valid-programs.md and execute/, not plan/check*.py.
+once in program order. Follows docs/valid-programs.md and execute/, not plan/check/.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
@@ -70,7 +70,7 @@ def write_document(path: str | os.PathLike[str], value: msgspec.Struct) -> None:
 
 def _upgraded(value: T) -> T:
     """An object of the version before; its type knows what has changed since."""
-    newer: T = value.upgraded()  # type: ignore[attr-defined]
+    newer: T = cast(Any, value).upgraded()
     return newer
 
 

@@ -228,7 +228,8 @@ def _built(target: str, request: PlanRequest, device: str | None) -> tuple[Built
 
     built = zoo.build(target, device=device or best_device())
     optimizer = usual_optimizer(built.model) if "optimizer" in request.offload else None
-    return built, replace(request, optimizer=optimizer)
+    # the smallest budget is looked for once, for the plan that is shown
+    return built, replace(request, optimizer=optimizer, smallest_seconds=0.0)
 
 
 def _source(target: str, cost: str | None, device: str | None, request: PlanRequest) -> _Source:

@@ -49,7 +49,7 @@ __all__ = ["run"]
 @click.option(
     "--only",
     default="",
-    metavar="MEANS",
+    metavar="METHODS",
     help="For a budget: recompute, offload, tile, or several: a,b [auto: what fits best].",
 )
 @offload_option

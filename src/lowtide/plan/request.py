@@ -21,8 +21,8 @@ __all__ = [
     "DeviceRoom",
     "Limits",
     "PlanRequest",
+    "PlanTask",
     "Progress",
-    "Target",
     "parse_offload",
     "usual_methods",
 ]
@@ -127,7 +127,7 @@ class DeviceRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PlanTask:
     """What one step is planned for: a request in bytes, on a device."""
 
     request: PlanRequest

@@ -32,8 +32,9 @@ _TIMES = 16
 _ROUNDINGS = 16
 """And besides by so many roundings of the largest gradient of all, or of the largest of the values."""
 
-_FAR = 10_000
-"""Eager is near to float64 where it differs by no more than so many roundings of the largest gradient."""
+_FAR, _FARTHEST = 10_000, 0.05
+"""Eager is near to float64 where it differs by no more than so many roundings of the largest gradient, and by
+no more than this share of it: what differs more drew other random numbers, or chose another maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def _as_exact(
     if exact is None or eager is None or planned is None:
         return False
     known = _apart(eager, exact)
-    near = _FAR * _rounding(eager, planned) * max(_size(exact), largest)
+    near = min(_FAR * _rounding(eager, planned), _FARTHEST) * max(_size(exact), largest)
     return known <= near and _apart(planned, exact) <= _TIMES * known
 
 

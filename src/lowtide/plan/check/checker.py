@@ -1,7 +1,7 @@
 """Whether a Program may run: every plan passes here first, whoever made it.
 
 Shares no code with the planners, nor with the simulation that they trust. It plays the instructions one by
-one (``check_play.py``) and holds them to the rules of docs/valid-programs.md; each error names its rule.
+one (``play.py``) and holds them to the rules of docs/valid-programs.md; each error names its rule.
 """
 
 from __future__ import annotations

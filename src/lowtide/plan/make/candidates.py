@@ -23,7 +23,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
-from lowtide.plan.request import Limits, Target
+from lowtide.plan.request import Limits, PlanTask
 
 __all__ = ["Tried", "at_the_end", "at_the_lowest", "played", "stored", "with_leaves_away"]
 
@@ -38,19 +38,19 @@ class Tried:
     seconds: float
 
 
-def stored(problem: Problem, costs: Costs, target: Target) -> Tried:
+def stored(problem: Problem, costs: Costs, task: PlanTask) -> Tried:
     """The program that stores everything, which fits."""
-    program = with_in_place(problem.graph, store_all(problem.graph), target.able)
-    peak = target.plain_peak - target.room.outside_bytes
+    program = with_in_place(problem.graph, store_all(problem.graph), task.able)
+    peak = task.plain_peak - task.room.outside_bytes
     found = Found(
         problem=problem,
-        budget=target.step_budget,
+        budget=task.step_budget,
         events=frozenset(),
         cost=0,
         bound=0,
         peak=peak,
         smallest=Smallest(peak, frozenset(), problem),
-        floor=smallest_conceivable(relax(problem), offload="offload" in target.methods),
+        floor=smallest_conceivable(relax(problem), offload="offload" in task.methods),
         method="plain",
         solve_seconds=0.0,
     )
@@ -58,11 +58,11 @@ def stored(problem: Problem, costs: Costs, target: Target) -> Tried:
 
 
 def with_leaves_away(
-    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], target: Target
+    problem: Problem, costs: Costs, found: Found, leaves: tuple[int, ...], task: PlanTask
 ) -> Tried:
     """The program that was found, with leaves away where that is what keeps it inside the budget."""
-    budget = target.step_budget
-    program, timeline = _realised(problem.graph, costs, found, leaves, target, budget)
+    budget = task.step_budget
+    program, timeline = _realised(problem.graph, costs, found, leaves, task, budget)
     if timeline.peak_bytes > budget:
         floor = at_the_end(problem)
         raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
@@ -84,7 +84,7 @@ def at_the_lowest(
     costs: Costs,
     error: InfeasibleError,
     leaves: tuple[int, ...],
-    target: Target,
+    task: PlanTask,
     limits: Limits,
 ) -> Tried:
     """The schedule with the lowest peak, with leaves away; the error, told anew, says what that takes.
@@ -100,7 +100,7 @@ def at_the_lowest(
     schedule = evaluate(known.problem, known.events)
     found = Found(
         problem=known.problem,
-        budget=target.step_budget,
+        budget=task.step_budget,
         events=known.events,
         cost=schedule.cost,
         bound=0,
@@ -112,11 +112,11 @@ def at_the_lowest(
     )
     peaks = []
     for aim in (found.budget, known.budget):
-        _, timeline = _realised(problem.graph, costs, found, leaves, target, aim)
+        _, timeline = _realised(problem.graph, costs, found, leaves, task, aim)
         peaks.append(timeline.peak_bytes)
         if peaks[-1] <= found.budget:
             lower = aim < found.budget
-            aimed = replace(target, budget=aim + target.room.outside_bytes) if lower else target
+            aimed = replace(task, budget=aim + task.room.outside_bytes) if lower else task
             return with_leaves_away(problem, costs, found, leaves, aimed)
     raise InfeasibleError(
         str(error),
@@ -133,11 +133,11 @@ def _realised(
     costs: Costs,
     found: Found,
     leaves: tuple[int, ...],
-    target: Target,
+    task: PlanTask,
     budget: int,
 ) -> tuple[Program, Timeline]:
     """The schedule that was found as a program that aims at a budget, and what it does over time."""
-    program = with_in_place(graph, found.program, target.able)
+    program = with_in_place(graph, found.program, task.able)
     program = with_joined(graph, program, costs.short) if costs.short else program
     if leaves:
         program = with_absences(
@@ -146,10 +146,10 @@ def _realised(
             leaves,
             budget,
             costs,
-            link=target.room.link,
-            crossing=target.request.crossing,
+            link=task.room.link,
+            crossing=task.request.crossing,
         )
-    return program, played(graph, costs, program, target.room.link)
+    return program, played(graph, costs, program, task.room.link)
 
 
 def played(graph: Graph, costs: Costs, program: Program, link: Link | None) -> Timeline:

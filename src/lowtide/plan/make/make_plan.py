@@ -24,7 +24,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.smallest_budget import smallest_budget
-from lowtide.plan.request import DeviceRoom, PlanRequest, Target
+from lowtide.plan.request import DeviceRoom, PlanRequest, PlanTask
 from lowtide.plan.result.decisions import decisions_of
 from lowtide.plan.result.infeasible import explained
 from lowtide.plan.result.plan import Bound, HoldsFor, Plan, Side
@@ -65,11 +65,11 @@ def make_plan(
     problem, others = _problem(graph, costs, able, fine=room.link is not None)
     peak = plain_peak(graph, costs, able) + room.outside_bytes
     size = request.budget.resolve(peak, room.free_bytes)
-    target = Target(request, room, size, peak, tuple(sorted(able)))
-    holds_for = _holds_for(problem, target.methods)
+    task = PlanTask(request, room, size, peak, tuple(sorted(able)))
+    holds_for = _holds_for(problem, task.methods)
     fits = peak <= size  # whatever a search would find is no faster
     chosen = [] if fits else _sets(graph, movable(graph, request.offload, room.pinned))
-    tried = [stored(problem, costs, target)] if fits else []
+    tried = [stored(problem, costs, task)] if fits else []
     limits = request.limits.within(request.limits.time_limit / max(1, len(chosen)))
     bound = 0
     refused: list[tuple[Problem, InfeasibleError, tuple[int, ...]]] = []
@@ -78,20 +78,20 @@ def make_plan(
         try:
             found = search(
                 there,
-                target.step_budget,
+                task.step_budget,
                 limits,
-                methods=target.methods,
+                methods=task.methods,
                 link=room.link,
                 others=others if request.crossing or not leaves else (),
             )
             if leaves == chosen[-1]:  # only where all of them may leave the bound holds for any plan
                 bound = found.bound
-            tried.append(with_leaves_away(there, costs, found, leaves, target))
+            tried.append(with_leaves_away(there, costs, found, leaves, task))
         except InfeasibleError as error:
             try:
                 if not leaves:
                     raise
-                tried.append(at_the_lowest(there, costs, error, leaves, target, limits))
+                tried.append(at_the_lowest(there, costs, error, leaves, task, limits))
             except InfeasibleError as last:
                 refused.append((there, last, leaves))
         except MemoryError as error:
@@ -99,7 +99,7 @@ def make_plan(
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        told = _refused(*refused[-1], target, holds_for)
+        told = _refused(*refused[-1], task, holds_for)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         told.solve_seconds = time.monotonic() - began
         raise told
@@ -108,7 +108,7 @@ def make_plan(
     seconds = request.smallest_seconds
     if seconds and found.smallest.budget > found.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, seconds, request.limits.seed)
-    return _plan(graph, costs, found, turned(best.program), target, holds_for)
+    return _plan(graph, costs, found, turned(best.program), task, holds_for)
 
 
 def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -118,21 +118,21 @@ def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _refused(
-    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], target: Target, holds_for: HoldsFor
+    there: Problem, error: InfeasibleError, leaves: tuple[int, ...], task: PlanTask, holds_for: HoldsFor
 ) -> InfeasibleError:
     """The error in the user's terms; where leaves may leave, they must fit in again when the step ends."""
-    end = at_the_end(there) + target.room.outside_bytes
-    told = explained(there, error, target, holds_for)
-    if not leaves or end <= target.budget:
+    end = at_the_end(there) + task.room.outside_bytes
+    told = explained(there, error, task, holds_for)
+    if not leaves or end <= task.budget:
         return told
     said = (
-        f"no plan fits {format_bytes(target.budget)} ({target.budget} bytes): when the step ends, all that "
+        f"no plan fits {format_bytes(task.budget)} ({task.budget} bytes): when the step ends, all that "
         f"left is back beside the gradients, which takes {format_bytes(end)} ({end} bytes); give more than "
         "that, or take a model or an optimiser that needs less"
     )
     return InfeasibleError(
         said,
-        budget=target.budget,
+        budget=task.budget,
         smallest_budget=max(end, told.smallest_budget),
         floor=max(end, told.floor),
         proven=True,
@@ -177,17 +177,17 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
 
 
 def _plan(
-    graph: Graph, costs: Costs, found: Found, program: Program, target: Target, holds_for: HoldsFor
+    graph: Graph, costs: Costs, found: Found, program: Program, task: PlanTask, holds_for: HoldsFor
 ) -> Plan:
-    workspace, outside = costs.workspace_bytes, target.room.outside_bytes
-    timeline = played(graph, costs, program, target.room.link)
+    workspace, outside = costs.workspace_bytes, task.room.outside_bytes
+    timeline = played(graph, costs, program, task.room.link)
     check(
         graph,
         program,
-        budget=target.step_budget,
+        budget=task.step_budget,
         workspace_bytes=workspace,
-        offload=target.request.offload,
-        able=target.able,
+        offload=task.request.offload,
+        able=task.able,
     )
     plain_seconds = costs.plain_seconds(graph)
     everything = sum(costs.seconds)
@@ -198,8 +198,8 @@ def _plan(
         bound = planned
     base = plain_seconds or 1.0
     return Plan(
-        budget_bytes=target.budget,
-        plain=Side(target.plain_peak, everything),
+        budget_bytes=task.budget,
+        plain=Side(task.plain_peak, everything),
         predicted=Side(timeline.peak_bytes + outside, planned),
         overhead=(planned - everything) / base,
         bound=Bound(bound, (bound - everything) / base, holds_for),
@@ -210,18 +210,18 @@ def _plan(
         checked=True,
         method=found.method,
         cost=costs.origin,
-        only=target.methods,
+        only=task.methods,
         beside_bytes=outside,
         graph=graph,
         program=program,
         workspace_bytes=tuple(costs.workspace_bytes),
         seconds=costs.seconds,
         short=dict(costs.short),
-        able=target.able,
-        offload=target.request.offload,
+        able=task.able,
+        offload=task.request.offload,
         resident_bytes=Memory(graph).resident_bytes + outside,
         interrupted=found.interrupted,
-        link=target.room.link,
+        link=task.room.link,
         disturbed=costs.disturbed,
     )
 

@@ -97,14 +97,14 @@ class _Views:
         fetched = dict(problem.fetched)
         aside = [k for k, op in enumerate(problem.ops) if op < 0 and k not in fetched]
         gone = {s: k for k in aside for s in problem.reads[k]}
+        written: dict[int, list[int]] = {}
+        for k, op in enumerate(problem.ops):
+            for t in graph.ops[op].changes if op >= 0 else ():
+                written.setdefault(self.storage[t], []).append(k)
         found: dict[int, list[int]] = {}
         for s in problem.sent:
-            last = problem.producer[s]
-            for k in range(last + 1, gone[s]):
-                op = graph.ops[problem.ops[k]] if problem.ops[k] >= 0 else None
-                if op is not None and problem.owner[s] in {self.storage[t] for t in op.changes}:
-                    last = k
-            found.setdefault(last, []).append(s)
+            later = [k for k in written.get(problem.owner[s], ()) if problem.producer[s] < k < gone[s]]
+            found.setdefault(max(later, default=problem.producer[s]), []).append(s)
         return found
 
     def _aside(self, op: int, fetched: dict[int, int]) -> None:

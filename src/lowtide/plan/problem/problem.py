@@ -133,7 +133,7 @@ def build_problem(
     ``able`` names operators that may run in place, ``again`` those that may be run a second time: all by
     default, unless everything after forward is free: running that again would be free as well. An operator
     that updates a tensor in place, or reads one that is updated later, never runs a second time; nor does one
-    that may find a leaf with a new value (``renewed.py``). ``short`` are seconds of second runs that start
+    that may find a leaf with a new value . ``short`` are seconds of second runs that start
     from what the first one saved, which stays for them. With ``fine`` a second has many units even where all
     operators take a few whole ones: waiting does not.
     """

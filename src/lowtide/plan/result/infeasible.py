@@ -10,7 +10,7 @@ from lowtide.plan.problem.problem import Problem
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
-from lowtide.plan.request import Target
+from lowtide.plan.request import PlanTask
 from lowtide.plan.result.explain import at_peak
 from lowtide.plan.result.plan import HoldsFor, by_methods
 from lowtide.printable import printable
@@ -24,17 +24,17 @@ _ROWS = 8
 def explained(
     problem: Problem,
     error: InfeasibleError,
-    target: Target,
+    task: PlanTask,
     holds_for: HoldsFor,
 ) -> InfeasibleError:
     """The error with who is live at the peak of the smallest plan that is known, and what would help.
 
-    What is proven is so for the programs that ``holds_for`` names, by the methods of the ``target``. Where
+    What is proven is so for the programs that ``holds_for`` names, by the methods of the ``task``. Where
     the error does not know that plan, to look for it takes half of the time limit at most. Where tiles are
     tried besides, they are no advice, and may need less.
     """
-    graph, budget, beside = problem.graph, target.budget, target.room.outside_bytes
-    tiled, time_limit = target.request.tiles, target.request.limits.time_limit
+    graph, budget, beside = problem.graph, task.budget, task.room.outside_bytes
+    tiled, time_limit = task.request.tiles, task.request.limits.time_limit
     smallest = error.known
     if not isinstance(smallest, Smallest):
         smallest = smallest_budget(
@@ -42,12 +42,12 @@ def explained(
         )
     known = error.smallest_budget + beside
     floor = max(error.floor + beside, budget + 1 if error.proven else 0)
-    program = with_in_place(graph, lower(smallest.problem, smallest.events), target.able)
+    program = with_in_place(graph, lower(smallest.problem, smallest.events), task.able)
     rows = at_peak(graph, program, problem.workspace_of_graph)
     leaves = sum(allocated_bytes(t) for t in graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
     lines = [
         f"{'no plan fits' if error.proven else 'no plan was found for'} {format_bytes(budget)} "
-        f"({budget} bytes) {by_methods(target.methods)}; {'without tiles ' if tiled else ''}the smallest "
+        f"({budget} bytes) {by_methods(task.methods)}; {'without tiles ' if tiled else ''}the smallest "
         f"budget with a known plan is {format_bytes(known)} ({known} bytes), and none exists below "
         f"{format_bytes(floor)} ({floor} bytes), {holds_for.words}",
         "live at its peak:",

@@ -36,12 +36,12 @@ _WORDS = {
     HoldsFor.BACKWARD_ONCE: "in any order of the operators, with backward run once",
     HoldsFor.NOTHING: "which is not proven",
 }
-_MEANS = {"recompute": "recomputation", "offload": "offload"}
+_METHODS = {"recompute": "recomputation", "offload": "offload"}
 
 
 def by_methods(only: Collection[str]) -> str:
     """The methods that a proof counts with, in words; nothing is proven of tiles."""
-    return "by " + " and ".join(word for name, word in _MEANS.items() if name in only)
+    return "by " + " and ".join(word for name, word in _METHODS.items() if name in only)
 
 
 class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

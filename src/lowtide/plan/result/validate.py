@@ -10,7 +10,7 @@ from lowtide.plan.check.checker import Checked, check
 from lowtide.plan.check.graph import sound
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.program.instructions import Loop, Program, Run, Send
-from lowtide.plan.request import MOVABLE
+from lowtide.plan.request import METHODS, MOVABLE
 from lowtide.plan.result.figures import Contradiction, contradictions
 from lowtide.plan.result.plan import Plan
 
@@ -18,7 +18,6 @@ __all__ = ["check_plan", "valid_plan", "valid_program"]
 
 _MOST = 1 << 63
 """No figure is that large."""
-_MEANS = ("recompute", "offload", "tile")
 
 
 def valid_plan(plan: Plan) -> Plan:
@@ -115,8 +114,8 @@ def _words(plan: Plan) -> Iterator[Contradiction]:
         if word not in MOVABLE:
             yield Rule.WORDS, f"it lets {word!r} leave the device; {' and '.join(MOVABLE)} may"
     for word in plan.only:
-        if word not in _MEANS:
-            yield Rule.WORDS, f"it uses {word!r}; there are {', '.join(_MEANS)}"
+        if word not in METHODS:
+            yield Rule.WORDS, f"it uses {word!r}; there are {', '.join(METHODS)}"
     lines = plan.program.instructions
     if "offload" not in plan.only and any(isinstance(line, Send) for line in lines):
         yield Rule.WORDS, "it sends to the host, which is not among its methods"
