@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from lowtide.commands.main import cli, main
 from lowtide.commands.plan import _progress
+from lowtide.plan.make import make_plan
 
 SEED = str(next((Path(__file__).parents[2] / "examples" / "documents").glob("000_*.txt")))
 KEYS = {
@@ -171,12 +172,20 @@ def test_bad_usage_exits_2(arguments, message, capsys):
 
 def test_a_target_is_captured_measured_and_planned(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    looked, look = [], make_plan._with_smallest
+
+    def looking(*given):
+        looked.append(given)
+        return look(*given)
+
+    monkeypatch.setattr(make_plan, "_with_smallest", looking)
     target = "gpt2:batch=2,layers=2,width=32,heads=2,length=32,vocab=100"
     result = invoke("plan", target, "--budget", "75%", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
     assert view["predicted"]["peak_bytes"] <= view["budget_bytes"] < view["plain"]["peak_bytes"]
     assert view["cost"] == "measured"
+    assert len(looked) <= 1, "the smallest budget is looked for once, not while the step is captured"
 
 
 SECONDS = r"[0-9] (s|ms|µs|ns)\b|second"
