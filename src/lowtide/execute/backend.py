@@ -34,6 +34,7 @@ from lowtide.torch_internals import (
     trust_no_dict_versions,
 )
 from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
+from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import layouts_of, learned
 from lowtide.trace.eager.rewrite import as_eager
@@ -208,6 +209,7 @@ def _compiled(
     def partition(
         joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        copy_gradients(joint, num_fwd_outputs, gradient_strides(inputs))
         captured = read_joint(as_eager(joint), num_fwd_outputs, leaves, gradient_marks(module))
         return shells(joint, interpreter(captured), num_fwd_outputs)
 

@@ -145,3 +145,15 @@ def test_tiles_may_be_as_far_from_float64_as_eager_is(monkeypatch, wrong):
             lowtide.fit(loss_of, model, x, budget="40%", **options)
     else:
         assert lowtide.fit(loss_of, model, x, budget="40%", **options).plan.decisions.tiles
+
+
+def test_a_target_that_may_not_be_changed_stays_as_it_is():
+    """The loss takes probabilities alone, and one of them is 1 already."""
+    torch.manual_seed(0)
+    model, x, target = Rows(), torch.randn(256, 8), torch.ones(256, 8)
+
+    def loss(model, x, target):
+        return F.binary_cross_entropy(torch.sigmoid(model(x)), target)
+
+    options = {"only": "recompute,tile", "cost": "estimated", "time_limit": 1.0, "cache": False}
+    assert lowtide.fit(loss, model, x, target, budget="60%", **options).plan.decisions.tiles

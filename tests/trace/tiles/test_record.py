@@ -29,14 +29,15 @@ def compared(graph: Graph) -> Graph:
     """Without what AOTAutograd says in another way.
 
     It calls inputs of forward alone otherwise, says of all sums of gradients that they belong to the last
-    operator of forward, and has other strides than eager PyTorch for expanded dimensions of one element.
+    operator of forward, has other strides than eager PyTorch for expanded dimensions of one element, and does
+    not know which operators around the tiles run in place.
     """
     ops = []
     for op in graph.ops:
         pairs = zip(op.strides, op.inputs, strict=True)
         strides = tuple(strides_of(graph.tensors[t].shape, strides) for strides, t in pairs)
         told = "" if op.kind == "aten.add" else op.differentiates
-        ops.append(msgspec.structs.replace(op, strides=strides, differentiates=told))
+        ops.append(msgspec.structs.replace(op, strides=strides, differentiates=told, in_place=False))
     tensors = [
         msgspec.structs.replace(one, id=f"input {k}") if one.id.startswith(("primals_", "arg")) else one
         for k, one in enumerate(graph.tensors)
@@ -51,7 +52,7 @@ def strides_of(shape, strides):
 def told(joint: Joint) -> list:
     """Everything of a captured step but the nodes, which are new each time."""
     values = [(v.shape, strides_of(v.shape, v.stride()), v.dtype, v.device) for v in joint.values]
-    targets = [one.target if hasattr(one.target, "_schema") else type(one.target) for one in joint.calls]
+    targets = [one.source if hasattr(one.target, "_schema") else type(one.target) for one in joint.calls]
     calls = [(target, one.results, one.several) for target, one in zip(targets, joint.calls, strict=True)]
     sides = joint.inputs, joint.tangents, joint.outputs, joint.gradients, joint.plain
     return [compared(joint.graph), values, calls, sides, sorted(joint.constants)]
@@ -104,7 +105,7 @@ def is_recorded(graph, examples):
     mode = FakeTensorMode()
     with mode:
         inputs = [torch.empty(one.shape, requires_grad=one.differentiable) for one in examples]
-    return recorded(graph, nn.Module(), inputs, mode) is not None
+    return recorded(graph, nn.Module(), inputs, mode, Layouts()) is not None
 
 
 def written_over(graph, x):

@@ -121,7 +121,14 @@ def _look(arguments: Sequence[Any], numbers: Collection[int] = ()) -> Hashable:
 
 def _look_of_tensor(tensor: torch.Tensor, place: int, storages: dict[int, int]) -> tuple[Any, ...]:
     """``storages`` says which argument was the first on each storage."""
-    look = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
+    look = (
+        tuple(tensor.shape),
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+        tensor.requires_grad,
+        tensor.is_leaf,
+    )
     if tensor.layout is not torch.strided:
         return look
     shared_with = storages.setdefault(storage_id(tensor), place)

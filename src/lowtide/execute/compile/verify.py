@@ -10,6 +10,7 @@ attention. What differs more is held against float64: it may be eager that round
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,13 +89,31 @@ class Verification:
     def _spread(self, eager: TrialOutcome, *, changed: bool) -> list[float]:
         """How much each value of eager differs from run to run."""
         found = [0.0 for _ in _values(eager)]
-        generator, coarsest = torch.Generator().manual_seed(0), self._coarsest()
+        generator = torch.Generator().manual_seed(0)
         for _ in range(_RUNS):
-            arguments = [_changed(a, generator, coarsest) if changed else a for a in self.arguments]
-            again = self._eager(arguments)
+            again = self._changed(generator) if changed else self._eager(self.arguments)
+            if again is None:
+                break
             pairs = _pairs(eager, again)
             found = [max(most, _apart(a, b)) for most, ((_, a), (_, b)) in zip(found, pairs, strict=True)]
         return found
+
+    def _changed(self, generator: torch.Generator) -> TrialOutcome | None:
+        """What eager leaves on changed arguments; None where it takes none, or has no memory for them.
+
+        Where a target of 1 may not become larger, as one that is a probability, the leaves alone are changed.
+        """
+        coarsest = self._coarsest()
+        for kinds in ((True, False), (True,)):
+            changed = [
+                _changed(a, generator, coarsest) if getattr(a, "requires_grad", None) in kinds else a
+                for a in self.arguments
+            ]
+            try:
+                return self._eager(changed)
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)
+        return None
 
     def _coarsest(self) -> float:
         """A rounding of the shortest type that the step computes with, as under autocast."""

@@ -49,11 +49,8 @@ class InPlaceCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         proxies = get_proxy_mode()
         nodes = None if proxies is None else proxies.tracer.graph.nodes
         last = None if nodes is None else next(iter(reversed(nodes)), None)
-        outer, self._layouts.in_place = self._layouts.in_place, func
-        try:
+        with self._layouts.laid_out_by(func):
             result = func(*args, **(kwargs or {}))
-        finally:
-            self._layouts.in_place = outer
         for node in reversed(nodes) if nodes is not None else ():
             if node is last:
                 break

@@ -94,13 +94,14 @@ _LOCK = threading.RLock()
 def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
     """Inside, tracing finds the built-in operators, knows those in place, and keeps random ones nobody reads.
 
-    Memory that backward may write over is not promised either: a second backward is refused by name.
+    Memory that backward may write over is not promised either: a second backward is refused by name. The
+    gradient of a result is expected to lie as the result does, which torch 2.11 and before it did not.
     ``layouts`` are those of the mode that the step is traced in.
     """
     with (
         _LOCK,
         inductor_config.patch(fallback_random=True),
-        functorch_config.patch(donated_buffer=False),
+        functorch_config.patch(donated_buffer=False, guess_tangent_strides_as_outputs=True),
         InPlaceCalls(layouts or Layouts()),
         cast_once(),
     ):

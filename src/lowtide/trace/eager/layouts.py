@@ -12,7 +12,8 @@ by operator and arguments, and the step is captured again with fake tensors that
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,15 @@ class Layouts:
                 return False
         self.known.setdefault(operator, {})[key] = real
         return True
+
+    @contextmanager
+    def laid_out_by(self, in_place: Any) -> Iterator[None]:
+        """While the functional form of an operator in place is traced; None: of no other operator."""
+        outer, self.in_place = self.in_place, in_place
+        try:
+            yield
+        finally:
+            self.in_place = outer
 
     def mode(self) -> FakeTensorMode:
         """A new mode for capturing a step with fixed sizes, whose fake tensors lie as real ones do."""

@@ -13,6 +13,7 @@ from lowtide.cost import Step
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.torch_internals import ShortenTraceback, TorchDynamoException, aot_autograd
 from lowtide.trace.eager.dynamo import adapt_dynamo, fresh, lowtides
+from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.refusal import calls_torch, raise_through, traced, translated
@@ -90,6 +91,7 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
         )
 
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> NoReturn:
+        copy_gradients(joint, num_fwd_outputs, gradient_strides(inputs))
         raise _Done(read_joint(as_eager(joint), num_fwd_outputs, leaves, gradient_marks(module)))
 
     def forward_only(graph: fx.GraphModule, _: Any) -> NoReturn:

@@ -12,6 +12,7 @@ from torch import fx, nn
 from lowtide.errors import CaptureError
 from lowtide.graph import Role
 from lowtide.torch_internals import FakeTensorMode, TracingContext, aot_autograd, tracing
+from lowtide.trace.eager.gradients import laid_out
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.eager.library import define
@@ -39,12 +40,7 @@ def _accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
     into.add_(part)
 
 
-def _dense(part: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    return torch.empty_strided(part.shape, stride, dtype=part.dtype, device=part.device).copy_(part)
-
-
 define("accumulate(Tensor into, Tensor part) -> ()", _accumulate)
-define("dense(Tensor part, int[] stride) -> Tensor", _dense)
 
 
 class _Found(Exception):  # noqa: N818  it ends the tracing
@@ -126,12 +122,13 @@ def _traced(forward: Forward, alone: Callable[..., Any], partition: Callable[...
 def _record(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> bool:
     """Show what was recorded; False where it takes AOTAutograd."""
     mode = forward.mode or forward.layouts.mode()
-    made = recorded(forward.graph, forward.root, _made(forward.examples, mode), mode)
+    inputs = _made(forward.examples, mode)
+    made = recorded(forward.graph, forward.root, inputs, mode, forward.layouts)
     if made is None:
         return False
     module, count = made
-    inputs = module.graph.find_nodes(op="placeholder")
-    if any(node.name.startswith("tangents") for node in inputs):
+    names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    if any(name.startswith("tangents") for name in names):
         partition(module, None, num_fwd_outputs=count)
     alone(module, None)
     return True
@@ -207,11 +204,7 @@ def _for_backward_alone(joint: fx.GraphModule, num_outputs: int) -> int:
             graph.erase_node(node)
     tangents = [n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents") and n.users]
     for node in tangents:
-        value = node.meta["val"]
-        with graph.inserting_before(next(n for n in graph.nodes if n in node.users)):
-            made = graph.call_function(torch.ops.lowtide.dense.default, (node, list(value.stride())))
-        with value.fake_mode:
-            made.meta = {"val": _dense(value, value.stride()), "partitioner_tag": "is_backward"}
+        made = laid_out(graph, node, node.meta["val"].stride())
         node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
     joint.recompile()
     return 0

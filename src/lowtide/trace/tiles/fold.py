@@ -16,6 +16,8 @@ from torch import fx, nn
 
 from lowtide.errors import CaptureError
 from lowtide.graph import LOOP, Op, Tensor
+from lowtide.trace.eager.gradients import copy_gradients
+from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, operator_in_place
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.library import define
 from lowtide.trace.step.builder import Call
@@ -125,14 +127,18 @@ class Fold(ABC):
                 going_in = tuple(self.node[t] for t in self.given)
                 self.node[self.tiling.result] = self.graph.call_module("region", going_in)
         self.graph.output(tuple(self.node[t] for t in old.outputs if t is not None))
-        wants = {
-            t for t, g in zip(old.inputs, old.gradients, strict=False) if t is not None and g is not None
-        }
-        examples = [_example(old.values[t], t in wants) for t in inputs]
+        pairs = zip(old.inputs, old.gradients, strict=False)
+        kept = {t: old.values[g].stride() for t, g in pairs if t is not None and g is not None}
+        examples = [_example(old.values[t], t in kept) for t in inputs]
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
         forward = Forward(self.graph, examples, leaves, layouts_of(old.values), root, mode)
-        return differentiated(forward, change)
+
+        def changed(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
+            copy_gradients(joint, num_outputs, [kept.get(t) for t in inputs])
+            return change(joint, num_outputs) if change is not None else []
+
+        return differentiated(forward, changed)
 
     def around(self) -> set[str]:
         """Operators outside the region: what it needs as a whole, what the step gives besides.
@@ -169,6 +175,8 @@ class Fold(ABC):
             made = self.copied(args[1], self.old.values[call.results[0]])
         else:
             made = self.graph.call_function(call.source, args, kwargs)
+            if operator_in_place(call.target) is not None:
+                made.meta[IN_PLACE_OF] = call.laid_out_by
         for k, t in enumerate(call.results):
             if t >= 0:
                 whole = not call.several

@@ -26,6 +26,8 @@ from lowtide.torch_internals import (
     schema_of,
     storage_id,
 )
+from lowtide.trace.eager.in_place_calls import IN_PLACE_OF
+from lowtide.trace.eager.layouts import Layouts
 
 __all__ = ["recorded"]
 
@@ -39,7 +41,7 @@ class _BeyondError(RuntimeError):
 
 
 def recorded(
-    graph: fx.Graph, root: nn.Module, inputs: Sequence[Tensor], mode: FakeTensorMode
+    graph: fx.Graph, root: nn.Module, inputs: Sequence[Tensor], mode: FakeTensorMode, layouts: Layouts
 ) -> tuple[fx.GraphModule, int] | None:
     """Forward and backward of the graph for inputs of this mode, in the form of AOTAutograd's joint graph.
 
@@ -47,7 +49,7 @@ def recorded(
     Where no result has a gradient, there is nothing behind. ``root`` has the modules that the graph calls.
     None: this takes AOTAutograd.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(layouts)
     for k, value in enumerate(inputs, 1):
         recorder.leaf(f"primals_{k}", value)
     try:
@@ -69,8 +71,9 @@ def _share_memory(values: Sequence[Any]) -> bool:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, layouts: Layouts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.layouts = layouts
         self.graph = fx.Graph()
         self.nodes: dict[int, tuple[Tensor, fx.Node]] = {}
         """What stands for a tensor, by its address: each is held, so that no other gets it."""
@@ -117,7 +120,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             self.about = {key: node.meta[key] for key in _FROM_CODE if key in node.meta}
             if node.op == "call_function":
-                values[node] = node.target(*args, **kwargs)
+                with self.layouts.laid_out_by(node.meta.get(IN_PLACE_OF)):
+                    values[node] = node.target(*args, **kwargs)
             elif node.op == "call_module":
                 values[node] = root.get_submodule(str(node.target))(*args, **kwargs)
             else:
@@ -181,7 +185,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase == _FORWARD:
             number = last_sequence_number()
             self.code.setdefault(number, self.about)
-            return {"val": value, "seq_nr": number, "partitioner_tag": _FORWARD, **self.about}
+            marked = {} if self.layouts.in_place is None else {IN_PLACE_OF: self.layouts.in_place}
+            return {"val": value, "seq_nr": number, "partitioner_tag": _FORWARD, **self.about, **marked}
         running = running_sequence_number()
         number = self.number if running is None else running
         about = self.code.get(number, {})

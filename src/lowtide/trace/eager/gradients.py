@@ -1,0 +1,107 @@
+"""Gradients as autograd leaves them in ``.grad``: with the strides of their leaf, each in memory of its own.
+
+What backward returns for a leaf may have other strides (that of a weight behind a convolution over
+channels-last images), be one number for all elements (``weight.sum()``), or be the gradient of another leaf
+too (``a + b``). Autograd copies such a gradient when it arrives at the leaf. At the end of a planned step
+that would be memory which no plan knows of: so the copy is an operator of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.trace.eager.library import define
+
+__all__ = ["copy_gradients", "gradient_strides", "laid_out"]
+
+_FROM_CODE = ("seq_nr", "stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+
+
+def _dense(part: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(part.shape, stride, dtype=part.dtype, device=part.device).copy_(part)
+
+
+define("dense(Tensor part, int[] stride) -> Tensor", _dense)
+
+
+def gradient_strides(inputs: Sequence[object]) -> list[tuple[int, ...] | None]:
+    """The strides in which autograd keeps the gradient of each input; None where it keeps none."""
+    return [_kept(value) if isinstance(value, torch.Tensor) else None for value in inputs]
+
+
+def _kept(value: torch.Tensor) -> tuple[int, ...] | None:
+    if not value.requires_grad or not value.is_leaf or value.layout is not torch.strided:
+        return None
+    if _is_dense(value):
+        return tuple(map(int, value.stride()))
+    return tuple(torch.empty(value.shape, device="meta").stride())
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether every place between its first and its last element is one element."""
+    expected = 1
+    for stride, size in sorted(
+        (int(s), int(n)) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def copy_gradients(
+    joint: fx.GraphModule, num_outputs: int, strides: Sequence[tuple[int, ...] | None]
+) -> None:
+    """Copy what backward returns where it does not lie in these strides, was given, or was returned before.
+
+    The first ``num_outputs`` results of the joint module are those of forward, then there is one gradient an
+    input.
+    """
+    graph, output = joint.graph, joint.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    given = graph.find_nodes(op="placeholder")
+    returned = {*given, *(one for one in results[:num_outputs] if isinstance(one, fx.Node))}
+    for k, node in enumerate(results[num_outputs:]):
+        if not isinstance(node, fx.Node):
+            continue
+        place = _place(given[k], k)
+        wanted = strides[place] if place is not None and place < len(strides) else None
+        if wanted is not None and not _lies(node.meta.get("val"), wanted):
+            results[num_outputs + k] = laid_out(graph, node, wanted)
+        elif wanted is not None and node in returned:
+            results[num_outputs + k] = laid_out(graph, node, node.meta["val"].stride())
+        returned.add(node)
+    output.args = (tuple(results),)
+    joint.recompile()
+
+
+def _place(node: fx.Node, position: int) -> int | None:
+    """Which input of the function an input of the graph is; None for memory that several of them lie in."""
+    told = node.meta.get("desc")
+    place: int | None = position if told is None else getattr(told, "idx", None)
+    return place
+
+
+def _lies(value: Any, stride: Sequence[int]) -> bool:
+    """Whether a value has these strides; where they say nothing of it, nothing is to be done."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return True
+    strides = zip(value.shape, value.stride(), stride, strict=False)
+    return value.dim() != len(stride) or all(size == 1 or own == one for size, own, one in strides)
+
+
+def laid_out(graph: fx.Graph, node: fx.Node, stride: Sequence[int]) -> fx.Node:
+    """A copy of a tensor of backward in these strides, made right behind it."""
+    value, before = node.meta["val"], node
+    while before.next.op == "placeholder":
+        before = before.next
+    with graph.inserting_after(before):
+        made = graph.call_function(torch.ops.lowtide.dense.default, (node, list(stride)))
+    with value.fake_mode:
+        made.meta = {"val": _dense(value, stride), "partitioner_tag": "is_backward"}
+    made.meta |= {key: node.meta[key] for key in _FROM_CODE if key in node.meta}
+    return made
