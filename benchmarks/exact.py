@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -215,12 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--time-limit", type=float, default=2.0)
+    parser.add_argument("--add", action="store_true", help="keep the stored rows of other targets")
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     torch.use_deterministic_algorithms(chosen.device == "cuda", warn_only=True)
-    rows = []
     on_cuda = (*TARGETS, ROWS + TARGETS[0])
-    for name in chosen.names or (on_cuda if chosen.device == "cuda" else TARGETS):
+    names = chosen.names or (on_cuda if chosen.device == "cuda" else TARGETS)
+    rows = stored(chosen.device, names) if chosen.add else []
+    for name in names:
         losses = eager_losses(name, chosen.device)
         for methods in MEANS:
             for share in SHARES:
@@ -231,6 +233,12 @@ def main() -> None:
                     break
         store(rows, chosen.device)  # a run that is cut short leaves what it has
     print(store(rows, chosen.device))
+
+
+def stored(device: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of an earlier run, without those of these targets."""
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"exact-{device}.json").read_bytes())["rows"]
+    return [one for one in rows if one["target"] not in names]
 
 
 def store(rows: list[dict[str, Any]], device: str) -> str:

@@ -1,6 +1,7 @@
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,29 @@ def own_cache(tmp_path_factory):
     """What tests measure and plan is kept apart from what the user's own cache has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOWTIDE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """The device is measured once, however many tests begin with an empty cache."""
+    if "torch" not in sys.modules:  # no test that was collected needs it
+        yield
+        return
+    from lowtide.cost import probe
+    from lowtide.execute.planning import plan_step
+
+    known, measure_device = {}, probe.measure_device
+
+    def measured(kind):
+        where = repr(probe.environment(kind))
+        if where not in known:
+            known[where] = measure_device(kind)
+        return known[where]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "measure_device", measured)
+        patch.setattr(plan_step, "measure_device", measured)
         yield
 
 

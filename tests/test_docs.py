@@ -3,14 +3,13 @@
 import ast
 import platform
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import lowtide
+from tests.scripts import printed_by
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(lowtide.__file__).parent
@@ -118,22 +117,16 @@ def test_state_that_outlives_a_call_is_listed():
         assert not keeps_state(path) or name in listed, f"{name} keeps something for the whole process"
 
 
-def printed_by(script, tmp_path):
-    """What an example prints, with a cache of its own."""
-    environment = {"LOWTIDE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE.parent)}
-    command = [sys.executable, str(ROOT / "examples" / script)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-
-
 tried = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the pages show the operators of torch 2.13"
 )
 
 
 @tried
-def test_how_it_works_shows_what_its_script_prints(tmp_path):
+def test_how_it_works_shows_what_its_script_prints(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "how-it-works.md").read_text()
-    parts = re.split(r"^== (\w+) ==\n", printed_by("how_it_works.py", tmp_path), flags=re.MULTILINE)
+    text = printed_by("how_it_works", tmp_path, monkeypatch, capsys)
+    parts = re.split(r"^== (\w+) ==\n", text, flags=re.MULTILINE)
     printed = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert list(printed) == ["graph", "costs", "plan", "program", "run"]
     same = ["graph", "program"]
@@ -150,8 +143,8 @@ def test_the_readme_shows_the_training_loop():
 
 
 @tried
-def test_the_training_loop_runs_as_the_readme_says(tmp_path):
-    printed = printed_by("training_loop.py", tmp_path).splitlines()
+def test_the_training_loop_runs_as_the_readme_says(tmp_path, monkeypatch, capsys):
+    printed = printed_by("training_loop", tmp_path, monkeypatch, capsys).splitlines()
     readme = (ROOT / "README.md").read_text()
     assert [line.split(":")[0] for line in printed[5:]] == ["step 0", "step 1", "step 2"]
     assert printed[0].partition(";")[0] in readme

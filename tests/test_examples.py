@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import lowtide
+from tests.scripts import printed_by
 
 FOLDER = Path(__file__).parent.parent / "examples"
 PRINTED = {
@@ -29,14 +30,13 @@ def run(name, folder, *paths):
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_runs(name, tmp_path):
+def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     if name == "hugging_face" and not HAS_TRANSFORMERS:
         pytest.skip("transformers is not installed: pip install transformers")
-    result = run(name, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert PRINTED[name] in result.stdout
+    printed = printed_by(name, tmp_path, monkeypatch, capsys)
+    assert PRINTED[name] in printed
     if name == "compile_backend":
-        eager, planned = (line.split()[1:] for line in result.stdout.splitlines())
+        eager, planned = (line.split()[1:] for line in printed.splitlines())
         assert eager == planned
 
 

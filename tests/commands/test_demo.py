@@ -7,9 +7,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lowtide import fit, zoo
+from lowtide import capture, zoo
 from lowtide.commands.demo import ABOUT, SHARES, TARGET
 from lowtide.commands.main import cli
+from lowtide.cost.estimate import estimate
+from lowtide.execute.runtime.in_place import able_in_place
+from lowtide.plan.budget import Budget
+from lowtide.plan.program.costs import Costs
+from tests.planning import plan_for
+from tests.steps import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +31,17 @@ def test_the_network_has_one_spelling():
 def test_recomputation_reaches_every_budget_with_room_for_workspaces():
     """Three fifths of the smallest share are enough, so that no kernel of some processor decides."""
     built = zoo.build(TARGET)
-    less = f"{float(SHARES[-1].rstrip('%')) * 0.6}%"
-    options = {"only": "recompute", "cost": "estimated", "time_limit": 2, "verify": False}
-    plan = fit(built.loss, built.model, *built.batch, budget=less, **options).plan
+    captured = capture(built.loss, built.model, *built.batch)
+    graph, less = captured.step.graph, 0.6 * float(SHARES[-1].rstrip("%")) / 100
+    costs = Costs(tuple(float(cost.seconds.value) for cost in estimate(graph, DEVICE)), (), "estimated")
+    able = able_in_place(captured.joint)
+    plan = plan_for(graph, costs, Budget(share=less), able=able, time_limit=2)
     assert plan.predicted.peak_bytes <= 0.15 * plan.plain.peak_bytes
     assert plan.resident_bytes < 0.05 * plan.plain.peak_bytes
 
 
 def test_it_says_what_the_network_is(tmp_path, monkeypatch):
-    small = "gpt2:batch=2,layers=2,width=16,heads=2,length=16,vocab=16"
+    small = "gpt2:batch=2,layers=1,width=16,heads=2,length=16,vocab=16"
     monkeypatch.setattr("lowtide.commands.demo.TARGET", small)
     monkeypatch.setattr("lowtide.commands.demo.SHARES", ("100%",))
     page = tmp_path / "page.html"

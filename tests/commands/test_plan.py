@@ -1,6 +1,7 @@
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ KEYS = {
     "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes", "decisions",
     "solve_seconds", "checked",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hurried():
+    """Little time is spent on how small a budget may be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["lowtide.commands.plan"], "_SMALLEST_SECONDS", 0.1)
+        yield
 
 
 def invoke(*arguments):
@@ -37,20 +46,25 @@ def test_seed_000_at_70_percent_costs_31_units_proven():
     assert set(view["decisions"]) == {"kept", "recomputed", "offloaded", "in_place", "tiles"}
 
 
-def test_a_plan_is_written_and_checked(tmp_path):
-    path = tmp_path / "plan.json"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A plan for 90%, in a file."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
     assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
-    result = invoke("check", str(path), "--json")
+    return path
+
+
+def test_a_plan_is_written_and_checked(written):
+    result = invoke("check", str(written), "--json")
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
     assert view["peak_bytes"] <= view["budget_bytes"]
     assert view["peak_bytes"] == view["promised_peak_bytes"]
 
 
-def test_a_plan_that_lies_is_caught(tmp_path, capsys):
+def test_a_plan_that_lies_is_caught(written, tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
-    plan = json.loads(path.read_text())
+    plan = json.loads(written.read_text())
     plan["budget_bytes"] //= 2
     path.write_text(json.dumps(plan))
     with pytest.raises(SystemExit) as caught:
@@ -59,10 +73,9 @@ def test_a_plan_that_lies_is_caught(tmp_path, capsys):
     assert "more than the budget" in capsys.readouterr().err
 
 
-def test_a_plan_that_promises_too_little_is_caught(tmp_path, capsys):
+def test_a_plan_that_promises_too_little_is_caught(written, tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
-    plan = json.loads(path.read_text())
+    plan = json.loads(written.read_text())
     plan["predicted"]["peak_bytes"] -= 1
     path.write_text(json.dumps(plan))
     with pytest.raises(SystemExit) as caught:
@@ -79,10 +92,9 @@ def test_a_budget_and_all_of_them_contradict_each_other():
     assert "leave out --budget" in result.output
 
 
-def test_a_plan_that_skips_an_operator_is_caught(tmp_path, capsys):
+def test_a_plan_that_skips_an_operator_is_caught(written, tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
-    plan = json.loads(path.read_text())
+    plan = json.loads(written.read_text())
     runs = [k for k, line in enumerate(plan["program"]["forward"]) if line["type"] == "run"]
     del plan["program"]["forward"][runs[3]]
     path.write_text(json.dumps(plan))
@@ -92,9 +104,8 @@ def test_a_plan_that_skips_an_operator_is_caught(tmp_path, capsys):
     assert "instruction" in capsys.readouterr().err
 
 
-def test_a_damaged_plan_is_refused_in_a_line(tmp_path, capsys):
-    good, path = tmp_path / "good.json", tmp_path / "plan.json"
-    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(good)).exit_code == 0
+def test_a_damaged_plan_is_refused_in_a_line(written, tmp_path, capsys):
+    path = tmp_path / "plan.json"
     for keys, value, said in (
         (["workspace_bytes"], [1], "1 workspaces for 120 operators"),
         (["seconds"], [1.0], "1 times for 120 operators"),
@@ -115,7 +126,7 @@ def test_a_damaged_plan_is_refused_in_a_line(tmp_path, capsys):
         (["short"], {"0": -1.0}, "less than no time"),
         (["offload"], ["zzz"], "'zzz' leave the device; parameters and optimizer may"),
     ):
-        plan = inner = json.loads(good.read_text())
+        plan = inner = json.loads(written.read_text())
         for key in keys[:-1]:
             inner = inner[key]
         inner[keys[-1]] = value
@@ -179,8 +190,8 @@ def test_a_target_is_captured_measured_and_planned(tmp_path, monkeypatch):
         return look(*given)
 
     monkeypatch.setattr(make_plan, "_with_smallest", looking)
-    target = "gpt2:batch=2,layers=2,width=32,heads=2,length=32,vocab=100"
-    result = invoke("plan", target, "--budget", "75%", "--device", "cpu", "--json")
+    target = "gpt2:batch=2,layers=1,width=32,heads=2,length=32,vocab=100"
+    result = invoke("plan", target, "--budget", "75%", "--device", "cpu", "--json", "--time-limit", "0.5")
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
     assert view["predicted"]["peak_bytes"] <= view["budget_bytes"] < view["plain"]["peak_bytes"]
@@ -193,7 +204,7 @@ SECONDS = r"[0-9] (s|ms|µs|ns)\b|second"
 
 @pytest.mark.parametrize("options", [["--budget", "50%", "--explain"], ["--budget", "50%"], ["--sweep"]])
 def test_unit_costs_are_never_printed_as_seconds(options):
-    result = invoke("plan", SEED, "--cost", "unit", "--time-limit", "0.5", *options)
+    result = invoke("plan", SEED, "--cost", "unit", "--time-limit", "0.2", *options)
     assert result.exit_code == 0, result.output
     assert not re.search(SECONDS, result.stdout), result.stdout
     assert "267 units" in result.stdout
@@ -208,11 +219,9 @@ def test_progress_counts_units_too(monkeypatch, capsys):
     assert capsys.readouterr().err == "\r  0.5 s  best 85 units more, bound 80 units, gap 1.4%   "
 
 
-def test_a_wrong_promise_in_units_is_told_in_units(tmp_path, capsys):
-    path = tmp_path / "plan.json"
-    assert invoke("plan", SEED, "--cost", "unit", "--budget", "90%", "-o", str(path)).exit_code == 0
+def test_a_wrong_promise_in_units_is_told_in_units(written, tmp_path, capsys):
     for side, key, said in (("predicted", "seconds", "promises"), ("bound", "seconds", "the bound of")):
-        plan = json.loads(path.read_text())
+        plan = json.loads(written.read_text())
         plan[side][key] += 100
         changed = tmp_path / "changed.json"
         changed.write_text(json.dumps(plan))
@@ -228,7 +237,7 @@ def test_a_wrong_promise_in_units_is_told_in_units(tmp_path, capsys):
 def test_a_sweep_is_monotone(tmp_path):
     path = tmp_path / "sweep.json"
     result = invoke(
-        "plan", SEED, "--cost", "unit", "--sweep", "--time-limit", "0.5", "-o", str(path), "--json"
+        "plan", SEED, "--cost", "unit", "--sweep", "--time-limit", "0.2", "-o", str(path), "--json"
     )
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
@@ -242,7 +251,7 @@ def test_a_sweep_is_monotone(tmp_path):
 
 def test_parameters_of_a_document_may_leave(tmp_path):
     path = tmp_path / "plan.json"
-    options = ["--cost", "unit", "--budget", "90%", "--offload", "parameters", "--time-limit", "2"]
+    options = ["--cost", "unit", "--budget", "90%", "--offload", "parameters", "--time-limit", "0.5"]
     result = invoke("plan", SEED, *options, "-o", str(path), "--json")
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)

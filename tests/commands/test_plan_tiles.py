@@ -89,7 +89,7 @@ def test_a_step_runs_in_tiles_and_again_from_the_program_but_not_for_another(net
 
 
 def test_a_plan_says_what_prevents_tiles(network):
-    asked = (f"{network}:centred", "--budget", "75%", *TILES, "--cost", "estimated", "--time-limit", "1")
+    asked = (f"{network}:centred", "--budget", "75%", *TILES, "--cost", "estimated", "--time-limit", "0.5")
     result = invoke("plan", *asked, "--explain")
     assert result.exit_code == 0, result.output
     assert "the loss is no sum over parts behind aten.add" in result.output

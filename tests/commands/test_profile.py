@@ -16,6 +16,7 @@ from lowtide.cost import Origin
 from lowtide.cost.device import cache_folder
 from lowtide.formats import native
 from lowtide.formats.registry import read_file
+from lowtide.zoo import locallyconnected
 from tests.commands.refusal import refused
 from tests.cost.busy import Ticking
 
@@ -303,7 +304,8 @@ def test_a_function_of_ones_own_is_profiled(own, tmp_path):
     assert products == [2 * 2 * 8 * 4] * 2
 
 
-def test_an_update_belongs_to_the_step(tmp_path):
+def test_an_update_belongs_to_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(locallyconnected, "KERNELS", (3, 2))  # an operator or two for each of 130 places
     view = profile(
         "locallyconnected:batch=3,size=17,channels=4,classes=10", tmp_path / "a.json", "--cost", "estimated"
     )

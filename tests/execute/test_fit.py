@@ -38,7 +38,7 @@ def same(one, other):
 def test_a_fitted_step_is_the_same_step():
     model, x = network(), batch()
     twin = copy.deepcopy(model)
-    step = lowtide.fit(loss, model, x, budget="60%", time_limit=2)
+    step = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2)
     runs = sum(isinstance(line, Run) for line in step.plan.program.instructions)
     assert runs > len(step.plan.graph.ops)
     assert step.plan.decisions.recomputed > 0
@@ -49,7 +49,7 @@ def test_a_fitted_step_is_the_same_step():
 
 def test_a_fitted_step_says_that_it_cannot_be_copied():
     model, x = network(), batch()
-    step = lowtide.fit(loss, model, x, budget="100%", time_limit=1)
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.2)
     for copied in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(RunError, match=r"cannot be pickled or copied.* call lowtide\.fit again"):
             copied(step)
@@ -59,7 +59,7 @@ def test_a_fitted_step_says_that_it_cannot_be_copied():
 
 def test_the_measured_peak_stays_inside_the_budget():
     model, x = network(), batch(512)
-    plan = lowtide.fit(loss, model, x, budget="55%", time_limit=2).plan
+    plan = lowtide.fit(loss, model, x, budget="55%", time_limit=0.2).plan
     found = compare(model, (x,), loss, lambda _: plan.program, in_place=False, repeats=1)
     assert found.program == plan.program
     assert found.bitwise
@@ -72,7 +72,7 @@ def test_fitting_leaves_no_trace():
     model(x).sum().backward()
     before = [p.grad.clone() for p in model.parameters()] + [t.clone() for t in model.state_dict().values()]
     state = torch.get_rng_state()
-    lowtide.fit(loss, model, x, budget="60%", time_limit=2)
+    lowtide.fit(loss, model, x, budget="60%", time_limit=0.2)
     after = [p.grad for p in model.parameters()] + list(model.state_dict().values())
     assert same(before, after)
     assert torch.equal(state, torch.get_rng_state())
@@ -81,7 +81,7 @@ def test_fitting_leaves_no_trace():
 def test_a_closure_is_left_alone_too():
     model, x = network(), batch()
     before = [t.clone() for t in model.state_dict().values()]
-    step = lowtide.fit(lambda x: model(x).square().mean(), x, budget="60%", time_limit=2)
+    step = lowtide.fit(lambda x: model(x).square().mean(), x, budget="60%", time_limit=0.2)
     assert same(before, model.state_dict().values())
     step(x).backward()
     assert not same(before, model.state_dict().values())
@@ -90,14 +90,16 @@ def test_a_closure_is_left_alone_too():
 def test_the_backend_takes_a_budget():
     model, x = network(), batch()
     twin = copy.deepcopy(model)
-    step = torch.compile(loss, backend="lowtide", options={"budget": "60%"}, fullgraph=True)
+    step = torch.compile(
+        loss, backend="lowtide", options={"budget": "60%", "time_limit": 0.2}, fullgraph=True
+    )
     assert same(left_behind(model, step, x), left_behind(twin, loss, x))
 
 
 def test_other_shapes_are_planned_when_they_come():
     model = network()
     twin = copy.deepcopy(model)
-    step = lowtide.fit(loss, model, batch(), budget="60%", time_limit=1)
+    step = lowtide.fit(loss, model, batch(), budget="60%", time_limit=0.2)
     first = step.plan
     for rows in (128, 64, 128):
         assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
@@ -107,7 +109,7 @@ def test_other_shapes_are_planned_when_they_come():
 
 def test_evaluation_without_gradients():
     model, x = network(), batch()
-    step = lowtide.fit(loss, model, x, budget="60%", time_limit=2)
+    step = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2)
     model.eval()
     with torch.no_grad():
         assert torch.equal(step(model, x), loss(model, x))
@@ -116,8 +118,8 @@ def test_evaluation_without_gradients():
 def test_too_small_a_budget_names_the_one_that_works():
     model, x = network(), batch()
     with pytest.raises(InfeasibleError) as caught:
-        lowtide.fit(loss, model, x, budget=1000, time_limit=0.5)
-    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget, time_limit=1)
+        lowtide.fit(loss, model, x, budget=1000, time_limit=0.2)
+    step = lowtide.fit(loss, model, x, budget=caught.value.smallest_budget, time_limit=0.2)
     assert step.plan.predicted.peak_bytes <= caught.value.smallest_budget
 
 
@@ -135,7 +137,7 @@ def plans(cache):
 
 def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
     model, x = network(), batch()
-    first = lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan
+    first = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan
     (path,) = plans(cache)
     torch._dynamo.reset()
 
@@ -143,7 +145,7 @@ def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
         raise AssertionError("planned again")
 
     monkeypatch.setattr("lowtide.execute.planning.plan_step.make_plan", never)
-    assert lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan == first
+    assert lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan == first
     assert path.exists()
 
 
@@ -151,38 +153,36 @@ def test_a_plan_from_disturbed_times_says_so_and_is_not_kept(cache, monkeypatch)
     model, x = network(), batch()
     with monkeypatch.context() as patch:
         patch.setattr("lowtide.cost.measure.HostTimer", Ticking)
-        busy = lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan
+        busy = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan
     assert busy.disturbed == busy.as_json()["disturbed"] == len(busy.graph.ops)
     assert f"{busy.disturbed} operators were measured while the machine was busy" in busy.explain()
     assert plans(cache) == []
     assert list(cache.glob("costs-*.json")) == []
     torch._dynamo.reset()
-    quiet = lowtide.fit(loss, model, x, budget="60%", time_limit=2).plan
+    quiet = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan
     assert quiet.disturbed == 0
     assert "busy" not in quiet.explain()
     assert len(plans(cache)) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "swap"])
-def test_a_damaged_plan_is_noticed_and_made_again(cache, damage):
+def test_a_damaged_plan_is_noticed_and_made_again(cache):
     model, x = network(), batch()
-    first = lowtide.fit(loss, model, x, budget="60%", cost="estimated", time_limit=2).plan
+    # all of the memory: there is one plan, however long one looks
+    options = {"budget": "100%", "cost": "estimated", "time_limit": 0.2}
+    first = lowtide.fit(loss, model, x, **options).plan
     (path,) = plans(cache)
-    data = path.read_bytes()
-    if damage == "swap":
-        plan = json.loads(data)
-        plan["program"]["forward"].reverse()
-        data = json.dumps(plan).encode()
-    else:
-        data = data[: len(data) // 2]
-    path.write_bytes(data)
-    torch._dynamo.reset()
-    again = lowtide.fit(loss, model, x, budget="60%", cost="estimated", time_limit=2).plan
-    assert again.program == first.program
-    assert path.read_bytes() != data
+    good = path.read_bytes()
+    swapped = json.loads(good)
+    swapped["program"]["forward"].reverse()
+    for data in (good[: len(good) // 2], json.dumps(swapped).encode()):
+        path.write_bytes(data)
+        torch._dynamo.reset()
+        again = lowtide.fit(loss, model, x, **options).plan
+        assert again.program == first.program
+        assert path.read_bytes() != data
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "file"))
-    assert lowtide.fit(loss, network(), batch(), budget="60%", time_limit=2).plan.checked
+    assert lowtide.fit(loss, network(), batch(), budget="60%", time_limit=0.2).plan.checked

@@ -373,7 +373,7 @@ def test_work_stays_in_proportion(text):
         assert len(str(error)) < 1000
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_damage_of_any_kind_is_read_or_refused(seed):
     for number in range(75):
         data = mutated(random.Random(f"dataflow {seed} {number}"), TEXT.encode())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import CASES, survive
 
-MUTATIONS = 240
+MUTATIONS = 120
 PARTS = 4
 
 

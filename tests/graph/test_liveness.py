@@ -72,7 +72,7 @@ def slow_live_bytes(graph, workspace, every_input):
     return live
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(), st.booleans())
 def test_live_bytes_equal_the_definition_spelt_out(case, every_input):
     graph, workspace = case

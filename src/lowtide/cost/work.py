@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from lowtide.graph import Graph, Op
+from lowtide.graph import DENSE, Graph, Op
 
 __all__ = ["bytes_moved", "flop", "is_view", "touched_bytes", "traffic"]
 
@@ -43,6 +43,7 @@ _MOVES = (
         "masked_fill repeat roll scatter select_backward select_scatter slice_backward slice_scatter "
         "split_with_sizes_copy stack tril triu view_copy where"
     )
+    | {DENSE}
 )
 """Kinds that compute nothing."""
 

@@ -6,6 +6,7 @@ from lowtide.graph.rect import Rect
 from lowtide.graph.timeline import Lifetime, Recording, Timeline
 from lowtide.graph.types import (
     ACCUMULATE,
+    DENSE,
     LOOP,
     RESIDENT_ROLES,
     Category,
@@ -22,6 +23,7 @@ from lowtide.graph.validate import MAX_BYTES, validate
 
 __all__ = [
     "ACCUMULATE",
+    "DENSE",
     "LOOP",
     "MAX_BYTES",
     "RESIDENT_ROLES",

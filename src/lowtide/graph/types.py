@@ -16,6 +16,7 @@ from lowtide.graph.rect import Rect
 
 __all__ = [
     "ACCUMULATE",
+    "DENSE",
     "LOOP",
     "RESIDENT_ROLES",
     "Category",
@@ -53,6 +54,8 @@ LOOP = "lowtide.loop"
 """The kind of an operator that stands for a region of a step, which is run tile after tile."""
 ACCUMULATE = "lowtide.accumulate"
 """The kind of an operator that adds its second input to its first, and gives nothing."""
+DENSE = "lowtide.dense"
+"""The kind of an operator that copies a gradient into the strides that autograd keeps it in."""
 
 
 class Phase(str, enum.Enum):

@@ -15,7 +15,9 @@ from lowtide.execute.compile.shape_cache import Remembering
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
+    gc.freeze()  # what other tests left is none of ours, and takes long to look through
     yield
+    gc.unfreeze()
     torch._dynamo.reset()
 
 

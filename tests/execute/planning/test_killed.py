@@ -9,6 +9,7 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
+import torch._dynamo.backends.common, torch._functorch.aot_autograd  # once for all that is forked
 from torch import nn
 import lowtide
 from lowtide.cost import samples
@@ -24,7 +25,7 @@ def loss(model, x):
     return model(x).square().mean()
 
 def fit(**options):
-    return lowtide.fit(loss, model, x, budget="70%", time_limit=1, **options)
+    return lowtide.fit(loss, model, x, budget="70%", time_limit=0.2, **options)
 
 def when(function, here):
     def call(*args, **kwargs):

@@ -1,7 +1,6 @@
 """Loss, gradients, outputs, buffers and random state, bit for bit those of eager, for the harshest programs."""
 
 import copy
-import functools
 from collections import Counter
 
 import pytest
@@ -16,16 +15,13 @@ from lowtide.plan.program.simple import offload_all, recompute_all
 from tests.execute.modules import CASES
 
 
-def parameters_away(graph):
-    """Every parameter is on the host whenever no operator uses it."""
-    return with_absences(graph, recompute_all(graph), movable(graph, ("parameters",)), 0, Costs(()))
+def nothing_kept(graph):
+    """Made again for each use; every parameter is on the host whenever no operator uses it."""
+    made_again = recompute_all(graph, each_use=True)
+    return with_absences(graph, made_again, movable(graph, ("parameters",)), 0, Costs(()))
 
 
-PROGRAMS = {
-    "offload-all": offload_all,
-    "recompute-each-use": functools.partial(recompute_all, each_use=True),
-    "parameters-away": parameters_away,
-}
+PROGRAMS = {"offload-all": offload_all, "nothing-kept": nothing_kept}
 STEPS = 2
 
 

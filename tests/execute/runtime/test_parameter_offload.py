@@ -35,8 +35,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def cache(folder, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(folder))
-    torch._dynamo.reset()
+    gc.freeze()  # what other tests left is none of ours, and takes long to look through
     yield
+    gc.unfreeze()
     assert not everything_away()
 
 
@@ -56,8 +57,8 @@ def batch(rows=64):
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(autouse=True)
-def leaving(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def leaving():
     """Plans that send leaves away, and nothing else, though there might be faster ones."""
 
     def with_leaves_alone(problem, budget, *_, **__):
@@ -65,12 +66,15 @@ def leaving(monkeypatch):
         problem = replace(problem, asked=never, again=never)
         return recompute(problem, budget, relax(problem), Limits())
 
-    monkeypatch.setattr(make, "_sets", lambda _, leaves: [leaves])
-    monkeypatch.setattr(make, "search", with_leaves_alone)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "_sets", lambda _, leaves: [leaves])
+        patch.setattr(make, "search", with_leaves_alone)
+        yield
 
 
 def fitted(model, x, budget="88%", **options):
-    options = {"offload": "parameters", "time_limit": 1.0, "cost": "estimated"} | options
+    torch._dynamo.reset()
+    options = {"offload": "parameters", "time_limit": 0.2, "cost": "estimated"} | options
     return lowtide.fit(loss, model, x, budget=budget, **options)
 
 
@@ -103,11 +107,22 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.fixture
-def made():
+@pytest.fixture(scope="module")
+def made_once(leaving, folder):
     model, x = network(), batch()
-    twin = copy.deepcopy(model)
-    step = fitted(model, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWTIDE_CACHE", str(folder))
+        step = fitted(model, x)
+    return model, x, step
+
+
+@pytest.fixture
+def made(made_once):
+    """A step that sends parameters away, a model that is as new, and a copy of it."""
+    model, x, step = made_once
+    twin = network()
+    model.load_state_dict(twin.state_dict())
+    model.train().zero_grad()
     assert away_between(step)
     return model, twin, x, step
 
@@ -292,7 +307,8 @@ def test_the_backend_takes_it_too(monkeypatch):
     monkeypatch.setattr(make, "search", search)
     model, x = network(), batch()
     twin = copy.deepcopy(model)
-    options = {"budget": "50%", "offload": "parameters", "cost": "estimated", "time_limit": 1.0}
+    options = {"budget": "50%", "offload": "parameters", "cost": "estimated", "time_limit": 0.2}
+    torch._dynamo.reset()
     step = torch.compile(loss, backend="lowtide", options=options, fullgraph=True)
     torch.manual_seed(5)
     result = step(model, x)
@@ -344,6 +360,7 @@ def test_the_measured_peak_is_the_predicted_one(offload):
 @pytest.mark.parametrize("crossing", [True, False])
 def test_whatever_leaves_is_counted(crossing):
     """Every parameter is away whenever nobody uses it: what is measured is what is simulated."""
+    torch._dynamo.reset()
 
     def planner(graph):
         leaves = movable(graph, ("parameters", "optimizer"))

@@ -53,7 +53,9 @@ def planned(graph, programs):
     short = short_seconds(graph, cost)
     assert len(short) == 4 + 2 + 4  # norms, sums, ReLUs
     able = [k for k in short if graph.ops[k].kind in JOINED]
-    plan = plan_for(graph, Costs((1.0,) * len(graph.ops), short=short), parse_budget("50%"), able=able)
+    plan = plan_for(
+        graph, Costs((1.0,) * len(graph.ops), short=short), parse_budget("50%"), able=able, time_limit=1
+    )
     programs.append((graph, plan))
     return plan.program
 

@@ -43,7 +43,7 @@ def test_tokens_that_attend_to_each_other_hold_no_loops(monkeypatch):
             budget="20%",
             only="recompute,tile",
             cost="estimated",
-            time_limit=1,
+            time_limit=0.3,
             cache=False,
         )
     assert tried == [None] * len(tried)
@@ -60,7 +60,7 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(monkeypatch):
         budget="40%",
         only="recompute,tile",
         cost="estimated",
-        time_limit=1,
+        time_limit=0.3,
         cache=False,
     )
     limits, make_plan = [], tile.make_plan
@@ -115,7 +115,7 @@ def test_ctrl_c_while_tiles_are_captured_keeps_the_plan_without_them(monkeypatch
             budget="75%",
             only="recompute,tile",
             cost="estimated",
-            time_limit=1,
+            time_limit=0.3,
             cache=False,
         ).plan
     assert plan.interrupted
@@ -193,7 +193,7 @@ def images(budget):
         budget=budget,
         only="recompute,tile",
         cost="estimated",
-        time_limit=1,
+        time_limit=0.3,
         cache=False,
     )
 
@@ -242,7 +242,7 @@ def test_ways_that_gradients_alone_rule_out_have_no_plan(model, shape, monkeypat
         x,
         only="recompute,tile",
         cost="estimated",
-        time_limit=1,
+        time_limit=0.3,
         cache=False,
     )
     fit(budget="70%")

@@ -198,7 +198,7 @@ def test_the_best_is_the_cheapest_and_the_first_of_equals():
 
 
 @given(training_steps(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_checkmate_is_never_above_the_others(graph, data):
     assume(not stays_through_a_view(graph))
     seconds = [float(data.draw(st.integers(0, 9))) for _ in graph.ops]

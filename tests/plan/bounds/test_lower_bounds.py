@@ -223,7 +223,7 @@ def test_what_nobody_needs_is_left_out():
 # brute force
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(14))
 def test_the_reference_gives_programs_that_may_run(seed):
     graph, seconds, workspace, able = tiny_step(seed)
     truth = EveryOrder(graph, seconds, workspace, able)
@@ -239,7 +239,7 @@ def test_the_reference_gives_programs_that_may_run(seed):
             assert sum(took) == pytest.approx(sum(seconds) + best[0])
 
 
-@pytest.mark.parametrize("first", range(0, 32, 8))
+@pytest.mark.parametrize("first", [0, 16])
 def test_proofs_against_every_order(first):
     told = fuzz_bounds.run(8, first)
     assert sum(told.values()) == 8

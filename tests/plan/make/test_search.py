@@ -46,7 +46,7 @@ def small_case(seed, forward=(3, 7)):
     return problem, [int(floor + (peak - floor) * k / 4) for k in range(4)], workspace
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_small_problems_are_solved_at_least_to_the_optimum_of_program_order(seed):
     problem, budgets, workspace = small_case(seed)
     for budget in budgets:
@@ -64,7 +64,7 @@ def test_small_problems_are_solved_at_least_to_the_optimum_of_program_order(seed
         assert timeline.peak_bytes <= found.peak <= budget
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("any_order", [False, True])
 def test_no_bound_exceeds_the_optimum(seed, any_order):
     """That of program order, which bounds for any order do not exceed either."""
@@ -143,8 +143,6 @@ def test_too_small_a_budget_names_one_that_works(unet):
         searched(unet, PLAIN_PEAK // 4, time_limit=600)
     smallest = error.value.smallest_budget
     assert error.value.floor <= smallest <= 1.035 * error.value.floor
-    known = smallest_budget(unet, time_limit=600)
-    assert evaluate(unet, known.events).peak == known.budget
     assert evaluate(unet, error.value.known.events).peak == smallest
 
 
@@ -157,7 +155,7 @@ def test_the_smallest_plan_is_looked_for_once(unet, monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_plan(unet, monkeypatch):
-    monkeypatch.setattr(annealing, "_WORK", 200_000)
+    monkeypatch.setattr(annealing, "_WORK", 50_000)
     budget = int(PLAIN_PEAK * 0.49)
     found = [searched(unet, budget, seed=3, time_limit=100) for _ in range(2)]
     assert found[0].events == found[1].events
@@ -185,7 +183,7 @@ def test_greedy_keeps_moderate_budgets(unet):
         assert outcome.cost <= most
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_pauses_change_nothing_by_themselves(seed):
     graph, seconds, workspace, able = random_step(seed, (3, 9))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)

@@ -26,7 +26,7 @@ def some_events(problem, draw, share=0.2):
     return {(t, v) for t in range(n) for v in range(t) if problem.again[v] and draw.random() < share}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(training_steps(), st.randoms(use_true_random=False))
 def test_odd_graphs_keep_their_promise(graph, draw):
     views = [graph.tensors[op.outputs[0]].alias is not None for op in graph.ops]

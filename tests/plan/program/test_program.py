@@ -30,7 +30,7 @@ def values_of(graph, program):
     return table
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(training_steps())
 def test_every_program_computes_the_same_and_drops_only_what_is_done(graph):
     expected = values_of(graph, Program(tuple(Run(k) for k in range(len(graph.ops)))))
@@ -41,7 +41,7 @@ def test_every_program_computes_the_same_and_drops_only_what_is_done(graph):
         assert {t: got[t] for t in wanted & written} == {t: expected[t] for t in wanted & written}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(training_steps())
 def test_storing_everything_takes_what_lifetimes_say(graph):
     # what the step returns is held to the end by whoever called it
@@ -51,7 +51,7 @@ def test_storing_everything_takes_what_lifetimes_say(graph):
     assert simulate(graph, store_all(graph)).live_bytes == liveness(longer).live_bytes[:-1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(training_steps())
 def test_nothing_that_forward_can_make_is_kept_for_backward(graph):
     program = recompute_all(graph)
@@ -65,7 +65,7 @@ def test_nothing_that_forward_can_make_is_kept_for_backward(graph):
     assert {storage[t] for t in held} <= {storage[t] for t in kept_throughout(graph)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(training_steps())
 def test_in_place_never_takes_more_and_never_overwrites_what_is_needed(graph):
     for planner in PROGRAMS:

@@ -42,7 +42,7 @@ def test_small_problems_with_short_runs_are_solved_at_least_to_the_optimum_of_pr
         budget = int(floor + (peak - floor) * (k + 1) / 4)
         best = optimum(problem, budget)  # in program order
         try:
-            found = searched(problem, budget, time_limit=1)
+            found = searched(problem, budget, time_limit=0.5)
         except InfeasibleError:
             assert best is None
             continue
@@ -66,7 +66,7 @@ def plan_of(seed):
     floor, peak = lowest_in_order(problem), evaluate(problem, ()).peak
     for k in range(4):
         try:
-            return searched(problem, int(floor + (peak - floor) * k / 4), time_limit=1).program
+            return searched(problem, int(floor + (peak - floor) * k / 4), time_limit=0.5).program
         except InfeasibleError:
             continue
     raise AssertionError

@@ -30,7 +30,7 @@ def case(seed):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_figures_are_those_of_an_evaluation(kernel, seed, monkeypatch):
     monkeypatch.setattr(module, "_kernel", kernel)
     problem, budget, start = case(seed)
@@ -46,7 +46,7 @@ def test_figures_are_those_of_an_evaluation(kernel, seed, monkeypatch):
 
 
 @pytest.mark.skipif(not module.COMPILED, reason="the kernel is not compiled here")
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_compiled_and_pure_give_the_same_plans(seed, monkeypatch):
     problem, budget, start = case(seed)
     results = []

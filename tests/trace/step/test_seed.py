@@ -1,7 +1,5 @@
 """The U-Net as captured is the one that Chainer wrote down: parameters, and what every layer reads and writes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import lowtide
 from lowtide import zoo
 from lowtide.graph import Phase, Role
 from tests.conftest import document_path
+from tests.scripts import printed_by
 
 ROOT = Path(__file__).parents[3]
 SLICED = 1
@@ -91,9 +90,8 @@ def test_every_parameter_gets_its_gradient(captured):
     assert gradients == parameters
 
 
-def test_the_page_says_what_its_command_prints():
-    command = [sys.executable, "examples/unet_against_chainer.py"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+def test_the_page_says_what_its_command_prints(tmp_path, monkeypatch, capsys):
+    printed = printed_by("unet_against_chainer", tmp_path, monkeypatch, capsys)
     assert "DIFFERENT" not in printed
     assert (
         f"```\n$ python examples/unet_against_chainer.py\n{printed}```"

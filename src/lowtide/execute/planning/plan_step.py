@@ -27,12 +27,13 @@ from lowtide.execute.memory.host import fits_host, refuse_too_much
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.in_place import able_in_place
-from lowtide.graph import Graph, Phase
+from lowtide.graph import Graph, Op, Phase
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
@@ -142,7 +143,7 @@ def costs_of(
                 cache.save()
     return Costs(
         tuple(_seconds(cost) for cost in found),
-        tuple(_workspace(cost) for cost in found),
+        tuple(_workspace(cost) + _scratch(graph, op) for op, cost in zip(graph.ops, found, strict=True)),
         origin,
         short=short_seconds(graph, found),
         disturbed=sum(cost.disturbed for cost in found),
@@ -193,6 +194,11 @@ def _seconds(cost: Cost) -> float:
 
 def _workspace(cost: Cost) -> int:
     return int(cost.workspace_bytes.value) if cost.workspace_bytes else 0
+
+
+def _scratch(graph: Graph, op: Op) -> int:
+    """What a second run of an operator writes its updates into, which were made the first time."""
+    return 0 if op.once else sum(allocated_bytes(graph.tensors[op.inputs[k]]) for k in op.updates)
 
 
 class Kept:

@@ -20,7 +20,7 @@ from lowtide.graph.access import (
 )
 from lowtide.graph.access.call import AccessCall, Rule
 from lowtide.graph.access.relation import Access
-from lowtide.graph.types import Graph, Op
+from lowtide.graph.types import DENSE, Graph, Op
 
 __all__ = ["access"]
 
@@ -59,6 +59,8 @@ def access(graph: Graph, op: Op) -> Access:
 
 def _rule(op: Op) -> Rule | None:
     """By kind; an operator in place reads what the other one reads, and its first argument is the output."""
+    if op.kind == DENSE:
+        return _RULES["clone"]
     if not op.kind.startswith("aten."):
         return None
     kind = op.kind.removeprefix("aten.")

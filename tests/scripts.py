@@ -1,0 +1,22 @@
+"""Scripts of examples/, run in this process: PyTorch takes long to import."""
+
+import runpy
+from pathlib import Path
+
+import torch
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def printed_by(name, folder, monkeypatch, capsys):
+    """What an example prints, with a cache and a folder of its own and a single thread."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(folder / "cache"))
+    monkeypatch.chdir(folder)
+    torch._dynamo.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return capsys.readouterr().out
