@@ -56,20 +56,26 @@ if TYPE_CHECKING:
         TorchDynamoException,
         TorchRuntimeError,
     )
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, StringFormatVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_partition
 
 __all__ = [
     "GRADIENT_FUNCTIONS",
     "BackendCompilerFailed",
+    "ConstantVariable",
+    "DebuggingVariable",
     "DisableTorchFunctionSubclass",
     "DispatchKey",
     "FakeTensorMode",
     "HigherOrderOperator",
     "LazyGraphModule",
+    "LoggingLoggerVariable",
     "OpOverload",
     "RestartAnalysis",
     "ShortenTraceback",
+    "StringFormatVariable",
     "TensorVariable",
     "TorchDispatchMode",
     "TorchDynamoException",
@@ -135,6 +141,11 @@ _LATER = {
     "TorchRuntimeError": "torch._dynamo.exc:TorchRuntimeError",
     # Stands for a tensor in Dynamo; some of its methods take an operator apart. Seen in 2.11, 2.13, 2.14.
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
+    # Stand in Dynamo for print and warn, a logger, a text with values in it, a constant. Seen in 2.11, 2.13.
+    "DebuggingVariable": "torch._dynamo.variables.misc:DebuggingVariable",
+    "LoggingLoggerVariable": "torch._dynamo.variables.misc:LoggingLoggerVariable",
+    "StringFormatVariable": "torch._dynamo.variables.misc:StringFormatVariable",
+    "ConstantVariable": "torch._dynamo.variables:ConstantVariable",
     # PyTorch's own partitioner, a baseline for plans. Seen in 2.11, 2.13, 2.14.
     "min_cut_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
 }

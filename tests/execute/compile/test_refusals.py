@@ -101,12 +101,6 @@ def reads_a_number(model, x):
     return y * y.max().item()
 
 
-def prints(model, x):
-    y = model(x)
-    print("loss", y.sum())  # noqa: T201
-    return y
-
-
 def selects(model, x):
     y = model(x)
     return y[y > 0].sum()
@@ -123,7 +117,6 @@ def calls_backward(model, x):
     [
         (branches, "if y.sum()", "the value of a tensor"),
         (reads_a_number, ".item()", "item"),
-        (prints, "print(", "print"),
         (selects, "y[y > 0]", "(?i)dynamic shape|nonzero|depend"),
         (calls_backward, "loss.backward()", "Return the loss and call its backward outside"),
     ],

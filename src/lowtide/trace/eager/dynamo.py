@@ -4,6 +4,7 @@
   product and a fused multiplication, so that the last bits differ. Here operators stay as they were written.
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
+- It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
 
 For other backends Dynamo does what it always did.
 """
@@ -24,6 +25,7 @@ from lowtide.torch_internals import (
     inner_backend,
     set_frame_compiler,
 )
+from lowtide.trace.eager.logs import SPEAKING, adapt_logs
 
 __all__ = ["adapt_dynamo", "fresh", "lowtides"]
 
@@ -36,6 +38,7 @@ _SETTINGS = {
     "recompile_limit": 1024,
     "accumulated_recompile_limit": 1024,
     "allow_unspec_int_on_nn_module": True,
+    "reorderable_logging_functions": SPEAKING,
 }
 
 
@@ -59,6 +62,7 @@ def adapt_dynamo() -> None:
         handler = handlers.get(function)
         if handler is not None and not hasattr(handler, _MARK):
             handlers[function] = lowtides(_unless_ours(handler))
+    adapt_logs(_ours, lowtides)
 
 
 def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
