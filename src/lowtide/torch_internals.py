@@ -210,8 +210,8 @@ def trust_no_dict_versions(python: tuple[int, ...] = tuple(sys.version_info[:3])
 
 # Operators and graphs.
 
-GRADIENT_FUNCTIONS = frozenset({"_get_data_attr", "_set_grad_enabled"})
-"""Functions in a graph of Dynamo's that switch gradients, or read past them. Seen in 2.11, 2.13, 2.14."""
+GRADIENT_FUNCTIONS = frozenset({"_get_data_attr"})
+"""Functions in a graph of Dynamo's that read past gradients. Seen in 2.11, 2.13, 2.14."""
 
 
 def schema_of(target: Any) -> Any:

@@ -42,7 +42,7 @@ def summed(model, x):
 
 def test_batch_norm_in_training_updates_its_statistics():
     model = nn.Sequential(linear(), nn.BatchNorm1d(4))
-    assert "the step updates '1.num_batches_tracked', which depends on the whole batch" in refusal(
+    assert "the step updates '1.running_mean', which depends on the whole batch" in refusal(
         summed, model, rows()
     )
 
@@ -72,16 +72,6 @@ def long(model, x):
     return y.norm()
 
 
-def rooted(model, x):
-    total = model(x).square().sum()
-    return total.sqrt()
-
-
-def regularised(model, x):
-    total = model(x).square().sum()
-    return total + model.weight.square().sum()
-
-
 def topmost(model, x):
     y = model(x)
     return y.max()
@@ -91,8 +81,6 @@ def topmost(model, x):
     ("function", "text", "kind"),
     [
         (long, "norm()", "aten.linalg_vector_norm"),
-        (rooted, "sqrt()", "aten.sqrt"),
-        (regularised, "total +", "aten.add"),
         (topmost, "max()", "aten.max"),
     ],
 )

@@ -10,6 +10,7 @@ plan says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -20,10 +21,12 @@ from lowtide.torch_internals import OpOverload, TorchDispatchMode, overload_name
 from lowtide.trace.eager.layouts import Layouts, is_functional_of
 from lowtide.trace.eager.library import define
 
-__all__ = ["IN_PLACE_OF", "InPlaceCalls", "in_place_form", "operator_in_place"]
+__all__ = ["IN_PLACE_OF", "NO_GRAD", "InPlaceCalls", "in_place_form", "operator_in_place"]
 
 IN_PLACE_OF = "lowtide_in_place_of"
 """In the meta of a node: the operator in place that it stands for."""
+NO_GRAD = "lowtide_no_grad"
+"""In the meta of a node: it was called while gradients were switched off, as all of backward is."""
 
 _FORMS: dict[Any, Any] = {}
 """Operators in place by the form of them that was defined; torch keeps those for the whole process too."""
@@ -33,7 +36,10 @@ _SAME_ANYWAY = frozenset({"copy_", "fill_", "zero_"})
 
 
 class InPlaceCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While a step is traced: marks what runs in place, and tells the fake tensors' mode of it."""
+    """While a step is traced: marks what runs in place, and tells the fake tensors' mode of it.
+
+    What runs without gradients is marked too.
+    """
 
     supports_higher_order_operators = True
 
@@ -44,17 +50,20 @@ class InPlaceCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not _runs_in_place(func):
+        in_place, stopped = _runs_in_place(func), not torch.is_grad_enabled()
+        if not in_place and not stopped:
             return func(*args, **(kwargs or {}))
         proxies = get_proxy_mode()
         nodes = None if proxies is None else proxies.tracer.graph.nodes
         last = None if nodes is None else next(iter(reversed(nodes)), None)
-        with self._layouts.laid_out_by(func):
+        with self._layouts.laid_out_by(func) if in_place else nullcontext():
             result = func(*args, **(kwargs or {}))
         for node in reversed(nodes) if nodes is not None else ():
             if node is last:
                 break
-            if is_functional_of(node.target, func):
+            if stopped:
+                node.meta[NO_GRAD] = True
+            if in_place and is_functional_of(node.target, func):
                 node.meta[IN_PLACE_OF] = func
         return result
 

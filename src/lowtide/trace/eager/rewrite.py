@@ -34,11 +34,18 @@ def as_eager(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_detach(graph: fx.Graph) -> None:
-    """Autograd's marks on what it saves: they compute nothing, and no gradient is taken of a joint graph."""
-    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
-        if all(user.op != "output" for user in node.users):
+    """Autograd's marks on what it saves: they compute nothing, and no gradient is taken of a joint graph.
+
+    Those of the user's, which forward reads, stay: who differentiates it again has to know of them.
+    """
+    for node in reversed(graph.find_nodes(op="call_function", target=aten.detach.default)):
+        if not any(user.op == "output" or _is_forward(user) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _is_forward(node: fx.Node) -> bool:
+    return bool(node.meta.get("partitioner_tag") == "is_forward")
 
 
 def rewrite_batch_norm(module: fx.GraphModule, wanted: Callable[[torch.Tensor], bool]) -> int:

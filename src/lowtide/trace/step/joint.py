@@ -11,6 +11,7 @@ from torch import fx
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
+from lowtide.trace.eager.in_place_calls import NO_GRAD
 from lowtide.trace.eager.updates import written_arguments
 from lowtide.trace.step.builder import Builder, Call, is_random, kind_of, where
 
@@ -45,6 +46,8 @@ class Joint:
     """Values written in the user's code, by tensor."""
     plain: Mapping[int, Any]
     """Results of forward that are no tensors, by their place among the outputs."""
+    stopped: frozenset[int] = frozenset()
+    """Tensors of forward that were made while gradients were switched off."""
     marks: str | None = None
     """What the user's function does to gradients beyond its operators, in words."""
 
@@ -110,8 +113,14 @@ def read_joint(
         gradients=gradients,
         constants=builder.constants,
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
+        stopped=_stopped(calls, builder) if tangents else frozenset(),
         marks=marks,
     )
+
+
+def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
+    made = (node for node in nodes if _traced_in_forward(node) and node.meta.get(NO_GRAD))
+    return frozenset(builder.tensor_of[node] for node in made if node in builder.tensor_of)
 
 
 def _has_effect(node: fx.Node) -> bool:

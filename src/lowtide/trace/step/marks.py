@@ -14,8 +14,8 @@ from lowtide.trace.step.builder import where
 
 __all__ = ["gradient_marks"]
 
-_METHODS = frozenset({"detach", "detach_", "requires_grad_", "register_hook"})
-_FUNCTIONS = GRADIENT_FUNCTIONS | {"detach", "detach_", "set_grad_enabled", "inference_mode"}
+_METHODS = frozenset({"detach_", "requires_grad_", "register_hook"})
+_FUNCTIONS = GRADIENT_FUNCTIONS | {"detach_", "inference_mode"}
 
 
 def gradient_marks(module: fx.GraphModule) -> str | None:

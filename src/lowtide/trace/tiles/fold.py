@@ -179,8 +179,13 @@ class Fold(ABC):
                 made.meta[IN_PLACE_OF] = call.laid_out_by
         for k, t in enumerate(call.results):
             if t >= 0:
-                whole = not call.several
-                self.node[t] = made if whole else self.graph.call_function(_item, (made, k))
+                node = self.graph.call_function(_item, (made, k)) if call.several else made
+                self.node[t] = self.stopped(t, node)
+
+    def stopped(self, tensor: int, node: fx.Node) -> fx.Node:
+        """The tensor, through which no gradient goes where none did."""
+        stopped = tensor in self.old.stopped
+        return self.graph.call_function(aten.detach.default, (node,)) if stopped else node
 
     def copied(self, source: fx.Node, like: torch.Tensor) -> fx.Node:
         """What is written over a tensor, in its shape and type: autograd has no derivative of ``copy``."""

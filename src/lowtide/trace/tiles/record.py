@@ -84,6 +84,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What is known of the user's code that is run."""
         self.code: dict[int, Mapping[str, Any]] = {}
         """The same by the number that autograd gave to an operator."""
+        self.detaches = False
+        """Whether the user's code detaches a tensor, and not autograd."""
         self.number = -1
         """That of the last operator of forward, for what no backward of an operator runs."""
 
@@ -119,6 +121,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             self.about = {key: node.meta[key] for key in _FROM_CODE if key in node.meta}
+            self.detaches = node.target is aten.detach.default
             if node.op == "call_function":
                 with self.layouts.laid_out_by(node.meta.get(IN_PLACE_OF)):
                     values[node] = node.target(*args, **kwargs)
@@ -134,7 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wanted = [value for value in inputs if value.requires_grad]
         if not have or not wanted:
             return []
-        self.phase, self.number = _BACKWARD, last_sequence_number()
+        self.phase, self.number, self.detaches = _BACKWARD, last_sequence_number(), False
         with torch.no_grad():
             tangents = [torch.empty_like(value) for value in have]
         for k, value in enumerate(tangents, 1):
@@ -157,7 +160,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         several = isinstance(made, tuple | list)
         if not any(isinstance(one, Tensor) for one in (made if several else (made,))):
             return made
-        if func is aten.detach.default:  # a mark of autograd's on what it keeps
+        if func is aten.detach.default and not self.detaches:  # a mark of autograd's on what it keeps
             self.nodes[id(made)] = made, self.node(args[0])
             return made
         told = {key: one for key, one in kwargs.items() if one is not None or key not in _optional(func)}

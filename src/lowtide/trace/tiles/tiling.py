@@ -38,13 +38,11 @@ from lowtide.trace.tiles.differentiate import (
     evaluated,
 )
 from lowtide.trace.tiles.reads import MASKED, values_read
+from lowtide.trace.tiles.sums import Sums, depends, is_weighted
 
 __all__ = ["CapturedTile", "Differentiate", "Tiling"]
 
 aten = torch.ops.aten
-_LINEAR = frozenset(
-    f"aten.{name}" for name in ("view", "clone", "neg", "_unsafe_view", "squeeze", "unsqueeze")
-)
 _WRITTEN = 3
 """So many boxes are looked at before others are taken to be like them."""
 Differentiate = Callable[[Forward, Change], Joint]
@@ -86,25 +84,26 @@ class Tiling:
         self.forward = [(op, call) for op, call in pairs if op.phase is Phase.FORWARD]
         self._refuse_marks()
         number = {tensor.id: t for t, tensor in enumerate(joint.graph.tensors)}
-        self.end = self._end(number.get(end, -1)) if end else None
-        """The tensor that tiles make side by side; None where they add up to the loss."""
-        self.result = self._loss() if self.end is None else self.end
-        """What the region ends at: the loss, or this tensor."""
-        self.cut = frozenset(self._begin(number, name) for name in cut)
-        """Tensors at which the region begins; all that they are made from is outside."""
-        self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""
         self.leaves = frozenset(
             t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
         )
+        found = None if end else Sums(joint, self.forward, self.relations)
+        self.result = self._loss(found) if found is not None else self._end(number.get(end, -1))
+        """What the region ends at: the loss, or what the loss is made from, or this tensor."""
+        self.end = self.result if end else None
+        """The tensor that tiles make side by side; None where they add up to the loss, or to a part of it."""
+        self.adds = found.ops if found is not None else ()
+        """The operators that sum up what the tiles add, where they do."""
+        self.cut = frozenset(self._begin(number, name) for name in cut)
+        """Tensors at which the region begins; all that they are made from is outside."""
+        self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
         self.differentiable = self.leaves | self.cut
-        self.adds = self._adds() if self.end is None else None
-        """The operator that sums up what the tiles add, where they do."""
         self.axes: tuple[int, ...] = (
-            self.graph.tensors[self.result].shape or ()
-            if self.adds is None
-            else self.relations[self.adds.outputs[0]].sums
+            self.relations[self.adds[0].outputs[0]].sums
+            if self.adds
+            else self.graph.tensors[self.result].shape or ()
         )
         """Lengths of the axes that can be cut."""
 
@@ -129,63 +128,22 @@ class Tiling:
             raise CaptureError(f"{one.label!r}, {one.dtype} of shape {one.shape}, cannot be the end of tiles")
         return tensor
 
-    def _loss(self) -> int:
-        joint, graph = self.joint, self.joint.graph
-        if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
-            raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
-        tensor = graph.tensors[joint.outputs[0]]
-        if tensor.shape not in ((), (1,)):
-            raise CaptureError(f"the step gives a result of shape {tensor.shape}, not a loss")
-        for t in graph.updated:
-            raise CaptureError(
-                f"the step updates {graph.tensors[t].label!r}, which depends on the whole batch; BatchNorm "
-                "can be cut in evaluation alone, GroupNorm and LayerNorm always"
-            )
-        return joint.outputs[0]
+    def _loss(self, found: Sums) -> int:
+        for op, _ in self.forward:
+            if op.updates and any(found.carries(t) for t in op.outputs):
+                what = self.graph.tensors[op.inputs[op.updates[0]]].label
+                raise CaptureError(
+                    f"the step updates {what!r}, which depends on the whole batch; BatchNorm can be cut in "
+                    "evaluation alone, GroupNorm and LayerNorm always"
+                )
+        return found.result
 
-    def _adds(self) -> Op:
-        """From the loss back over what is linear in it, to the sum itself."""
-        maker = {t: op for op, _ in self.forward for t in op.outputs}
-        tensor = self.result
-        while (op := maker.get(tensor)) is not None:
-            if self.relations[tensor].sums:
-                return op
-            if not self._linear(op):
-                raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
-            tensor = op.inputs[0]
-        raise CaptureError("the loss is no sum over a batch, rows or an image")
-
-    def _linear(self, op: Op) -> bool:
-        """Whether the result for a sum is the sum of the results: its first input times or over a constant.
-
-        A tensor that has no gradient is a constant too: how many places count, say.
-        """
-        if op.kind in _LINEAR:
-            return True
-        if op.kind == "aten._to_copy":
-            before, after = (self.joint.values[t] for t in (op.inputs[0], op.outputs[0]))
-            return after.is_floating_point() and before.device == after.device
-        if op.kind not in ("aten.mul", "aten.div") or op.options:
-            return False
-        given = op.arguments or (None, None)
-        if len(op.inputs) == 1:
-            return isinstance(given[1], int | float)
-        return op.inputs[0] != op.inputs[1] and not self._has_gradient(op.inputs[1])
+    def _adds(self, op: Op) -> bool:
+        return any(op is one for one in self.adds)
 
     def _has_gradient(self, *tensors: int) -> bool:
         """Whether any of these tensors depends on something that has a gradient."""
-        maker = {t: one for one, _ in self.steps for t in one.outputs}
-        stack, seen = list(tensors), set(tensors)
-        while stack:
-            t = stack.pop()
-            if t in self.differentiable:
-                return True
-            if t in maker:
-                dropped = maker[t].kind == MASKED and t == maker[t].outputs[0]
-                new = set(maker[t].inputs) if dropped else values_read(self.graph, maker[t])
-                stack += new - seen
-                seen |= new
-        return False
+        return depends(self.joint, self.steps, tensors, self.differentiable)
 
     def boxes(self, parts: Sequence[int]) -> list[Rect]:
         """A grid of boxes over the axes, row by row, at most so many along each.
@@ -221,7 +179,7 @@ class Tiling:
                     self.may_be_before(op, why)
                     before.add(t)
                     continue
-                reach = self.relations[t].reach(needed[t], over if op is self.adds else None)
+                reach = self.relations[t].reach(needed[t], over if self._adds(op) else None)
                 needs = self.relations[t].inside(reach)
                 read.append((t, op.inputs, needs, reach))
                 for source, need in zip(op.inputs, needs, strict=True):
@@ -293,6 +251,8 @@ class Tiling:
             for output, t in enumerate(op.outputs):
                 if t in needed and t in made:
                     node = self._written(target, op, call, output, parts, needed, over, total)
+                    if t in self.joint.stopped:
+                        node = target.call_function(aten.detach.default, (node,))
                     parts[t] = InputPart(node, needed[t])
         target.output((parts[self.result].node,))
         places = tuple(k for k, t in enumerate(given) if t in gradients)
@@ -333,7 +293,7 @@ class Tiling:
             kept = target.call_function(aten.mul.Tensor, source)
             return target.call_function(aten.mul.Tensor, (kept, 1 / (1 - share) if share < 1 else 0.0))
         held = [parts.get(source) for source in op.inputs]
-        more = (over, total) if op is self.adds else ()
+        more = (over, total if op is self.weighted else None) if self._adds(op) else ()
         relation = self.relations[op.outputs[output]]
         known: dict[str, Any] = {"channels_last": self.channels_last, "relation": relation}
         try:
@@ -350,37 +310,39 @@ class Tiling:
     @cached_property
     def source(self) -> Source | None:
         """The user's line at which the region ends."""
-        if self.adds is not None:
-            return self.adds.source
-        return self.graph.tensors[self.result].source
+        return self.adds[0].source if self.adds else self.graph.tensors[self.result].source
 
     @cached_property
     def device(self) -> torch.device:
         """Where the loss is."""
         return self.joint.values[self.result].device
 
-    @cached_property
+    @property
+    def weighted(self) -> Op | None:
+        """The loss that is divided by the weight of all targets, if there is one."""
+        return next((op for op in self.adds if is_weighted(op, self.relations)), None)
+
+    @property
     def totals(self) -> bool:
-        """Whether the loss is divided by the weight of all targets."""
-        if self.adds is None or not self.adds.kind.startswith("aten.nll_loss"):
-            return False
-        return self.relations[self.adds.outputs[0]].scaled
+        """Whether a loss is divided by the weight of all targets."""
+        return self.weighted is not None
 
     @cached_property
     def total(self) -> tuple[fx.GraphModule, tuple[int, ...]] | None:
         """What gives the weight of all targets, and the tensors of the step that it takes."""
-        if self.adds is None or not self.totals:
+        loss = self.weighted
+        if loss is None:
             return None
         target = fx.Graph()
-        call = next(call for op, call in self.steps if op is self.adds)
+        call = next(call for op, call in self.steps if op is loss)
         held: list[InputPart | None] = []
         used: list[int] = []
-        reads = self.adds.inputs[1:]
-        for t in self.adds.inputs:
+        reads = loss.inputs[1:]
+        for t in loss.inputs:
             box = Rect.of_shape(self.graph.tensors[t].shape or ())
             held.append(InputPart(target.placeholder(f"t{t}"), box) if t in reads else None)
             used += [t] if t in reads else []
-        target.output(loss_total(target, call, self.adds, self.graph, held))
+        target.output(loss_total(target, call, loss, self.graph, held))
         return fx.GraphModule(torch.nn.Module(), target), tuple(used)
 
 
