@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.errors import RunError
 from lowtide.execute.compile import verify
+from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.runtime import instructions as lines
 
@@ -157,3 +159,22 @@ def test_a_target_that_may_not_be_changed_stays_as_it_is():
 
     options = {"only": "recompute,tile", "cost": "estimated", "time_limit": 1.0, "cache": False}
     assert lowtide.fit(loss, model, x, target, budget="60%", **options).plan.decisions.tiles
+
+
+def test_a_checkpoint_with_dropout_is_compared_with_what_eager_gives():
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Tanh(), nn.Linear(64, 8)),
+        torch.randn(64, 8),
+    )
+
+    def loss(model, x):
+        return checkpoint(lambda y: checkpoint(model, y, use_reentrant=False), x, use_reentrant=False).sum()
+
+    found = []
+    for step in (loss, lowtide.fit(loss, model, x, budget="100%", time_limit=0.3, cache=False)):
+        model.zero_grad()
+        torch.manual_seed(1)
+        step(model, x).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(same_bits(one, other) for one, other in zip(*found, strict=True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lowtide.trace.step.capture import capture
 from lowtide.trace.tiles.tiling import Tiling
@@ -94,8 +95,13 @@ def averaged(model, tokens, labels):
     return F.cross_entropy(model.head(hidden).flatten(0, 1), labels)
 
 
+def checkpointed(model, tokens, labels):
+    logits = checkpoint(model, tokens, use_reentrant=False)
+    return F.cross_entropy(logits, labels)
+
+
 STEPS = (
-    smoothed, divided, decayed, penalised, balanced, rooted, detached, without, switched, averaged,
+    smoothed, divided, decayed, penalised, balanced, rooted, detached, without, switched, averaged, checkpointed,
 )  # fmt: skip
 
 

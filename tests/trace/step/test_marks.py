@@ -57,7 +57,6 @@ SAID = {
     taken: "it calls _get_data_attr",
     own: "it has a part with rules of its own (autograd_function_apply)",
     hooked: "it has a part with rules of its own (register_hook)",
-    checkpointed: "it has a part with rules of its own (tag_activation_checkpoint)",
 }
 
 
@@ -77,7 +76,8 @@ def test_marks_of_a_function_stand_against_tiles(function):
     assert str(caught.value).endswith(f" {__file__}:{here}")
 
 
-def test_a_function_without_marks_can_be_cut():
-    joint = captured(plain)
+@pytest.mark.parametrize("function", [plain, checkpointed])
+def test_a_function_without_marks_can_be_cut(function):
+    joint = captured(function)
     assert joint.marks is None
     assert Tiling(joint).axes == (6, 4)

@@ -22,6 +22,7 @@ from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.checkpoints import without_checkpoints
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Verification"]
@@ -77,7 +78,7 @@ class Verification:
                 raise RunError(self._told(eager, k, name, apart, allowed, _size(one)))
 
     def _eager(self, arguments: Sequence[Any]) -> TrialOutcome:
-        return stepped(self.function, arguments, self.leaves, self.joint)
+        return stepped(without_checkpoints(self.function), arguments, self.leaves, self.joint)
 
     def _exact(self) -> list[tuple[str, torch.Tensor | None]]:
         """What eager leaves in float64; nothing where it cannot run there, or has no memory for it."""

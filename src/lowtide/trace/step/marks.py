@@ -11,6 +11,7 @@ from torch import fx
 
 from lowtide.torch_internals import GRADIENT_FUNCTIONS, HigherOrderOperator
 from lowtide.trace.step.builder import where
+from lowtide.trace.step.checkpoints import is_checkpoint
 
 __all__ = ["gradient_marks"]
 
@@ -37,7 +38,7 @@ def _said(node: fx.Node) -> str | None:
         return None
     target: Any = node.target
     name = str(getattr(target, "__name__", target))
-    if isinstance(target, HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator) and not is_checkpoint(node):
         return f"it has a part with rules of its own ({name})"
     if name in _FUNCTIONS or (name == "getattr" and len(node.args) > 1 and node.args[1] == "data"):
         return f"it calls {name}"
