@@ -1,0 +1,102 @@
+"""The mixin for Hugging Face's Trainer: the training of the plain one, bit for bit."""
+
+import importlib.util
+import runpy
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.errors import InfeasibleError
+from lowtide.execute.compile.bits import same_bits
+from lowtide.integrations.hugging_face import TrainerMixin
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+NEEDED = {
+    "hugging_face_trainer": ("transformers", "accelerate"),
+    "accelerate_loop": ("transformers", "accelerate"),
+    "lora": ("transformers", "peft"),
+    "gradient_scaler": (),
+}
+"""What each example imports."""
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch._dynamo.reset()
+
+
+class LikeTrainer:
+    """What a Trainer does around the loss: it may take things out of the batch, and knows of a count."""
+
+    scale = 2.0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(inputs["x"])
+        loss = (outputs - labels).square().sum() * self.scale
+        loss = loss / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+class Budgeted(TrainerMixin, LikeTrainer):
+    budget = "100%"
+    fit_options: ClassVar = {"time_limit": 0.3, "cache": False}
+
+
+def trained(trainer, **keywords):
+    torch.manual_seed(0)
+    model, losses = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Tanh(), nn.Linear(32, 4)), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(20):
+        torch.manual_seed(number)
+        rows = 16 if number % 5 else 12
+        batch = {"x": torch.randn(rows, 8), "labels": torch.randn(rows, 4)}
+        loss = trainer.compute_loss(model, batch, **keywords)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("keywords", [{}, {"num_items_in_batch": torch.tensor(7)}], ids=["mean", "count"])
+def test_twenty_steps_are_those_of_the_plain_trainer(keywords):
+    expected, trainer = trained(LikeTrainer(), **keywords), Budgeted()
+    found = trained(trainer, **keywords)
+    assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+    assert trainer.fitted.plan.budget_bytes > 0
+
+
+def test_evaluation_and_outputs_are_those_of_the_trainer():
+    trainer, model = Budgeted(), nn.Linear(8, 4)
+    batch = {"x": torch.randn(16, 8), "labels": torch.randn(16, 4)}
+    loss, outputs = trainer.compute_loss(model, dict(batch), return_outputs=True)
+    assert outputs.shape == (16, 4)
+    model.eval()
+    assert torch.equal(trainer.compute_loss(model, dict(batch)), loss)
+    assert trainer.fitted is None
+
+
+def test_a_budget_that_is_too_small_is_told():
+    class Tight(Budgeted):
+        budget = 1
+
+    with pytest.raises(InfeasibleError, match="the smallest budget"):
+        trained(Tight())
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_an_example_trains_as_the_same_loop_without_lowtide(name, capsys):
+    missing = [one for one in NEEDED[name] if importlib.util.find_spec(one) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed: pip install {' '.join(NEEDED[name])}")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert "are the same, bit for bit: True" in capsys.readouterr().out
+
+
+def test_every_example_is_tried():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDED)
