@@ -329,7 +329,7 @@ def test_inference_is_a_step_without_backward(own, tmp_path):
 BAD = {
     "not_a_scalar": "must be a single number",
     "wrong_shape": "the step fails on these inputs",
-    "breaks": "own.py:20: the step cannot be captured as one graph",
+    "breaks": "own.py:20: the step depends on the num",
     "in_pieces": "cannot be captured as one graph",
     "no_parameters": "no backward pass",
     "nobody": "does not exist",
