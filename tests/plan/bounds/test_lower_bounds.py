@@ -244,3 +244,8 @@ def test_proofs_against_every_order(first):
     told = fuzz_bounds.run(8, first)
     assert sum(told.values()) == 8
     assert told["recompute optimal"] >= 1
+
+
+def test_what_comes_from_the_host_may_arrive_behind_the_next_cut():
+    """It has its memory at the cut, and is copied while the operator of the cut runs."""
+    assert fuzz_bounds.run(1, 7083) == {"offload optimal": 1}

@@ -1,8 +1,9 @@
 """Copies in a cut program: what a window takes from the host fits into the time there was to copy it.
 
-What comes after a cut was made and copied before it, and arrives before it is read. Copies have the time of
-the operators in between, whichever order they run in; that of what runs again; what copies themselves take
-from the computation; and any time of waiting, which costs.
+What comes after a cut was made and copied before it, and arrives before it is read: maybe only behind the
+next cut, at which it has its memory already. Copies have the time of the operators in between, whichever
+order they run in; that of what runs again; what copies themselves take from the computation; and any time of
+waiting, which costs.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Lanes:
         self.ends = np.concatenate(([0.0], np.cumsum(self.clock)))
         self.order = program.relaxation.precedence if program.relaxation is not None else None
         self.second = self.problem.scale / program.unit
+        self.windows: list[tuple[int, _Terms]] = []
+        """For each window the operators that surely run in it, and what else there is time for."""
 
     def add(self) -> None:
         program, rows = self.program, self.rows
@@ -56,17 +59,56 @@ class _Lanes:
             here: _Terms = [(rows.variable(1.0, at_most=inf), -1.0), *self._taken(off)]
             here += [(c, -self.problem.repeat[op] / program.unit) for op, c in program.redo[window].items()]
             surely, perhaps = self._between(window)
-            into = [
-                (self._until(window, s, surely), c, self._took(s, self.link.to_device))
-                for s, c in off.items()
-            ]
-            self._limit(into, [*here, *perhaps], self._anywhere(window + 1))
+            self.windows.append((surely, [*here, *perhaps]))
             extra += here
+        for window in range(len(program.off)):
+            self._arrive(window)
 
-    def _limit(self, copies: list[tuple[float, int, float]], time: _Terms, besides: float) -> None:
+    def _arrive(self, window: int) -> None:
+        """What a window takes from the host arrives before it is read, there or in a later window.
+
+        Who is not read there has memory from then on, and may still be copied while the next cut is run.
+        """
+        arriving: dict[int, list[tuple[float, int, float]]] = {}
+        for s, c in self.program.off[window].items():
+            last, until = self._deadline(window, s)
+            arriving.setdefault(last, []).append((until, c, self._took(s, self.link.to_device)))
+        time: _Terms = []
+        besides, together = 0.0, list[tuple[float, int, float]]()
+        for later in range(window, max(arriving, default=window) + 1):
+            time += self.windows[later][1]
+            besides += self._anywhere(later + 1)
+            together += arriving.get(later, [])
+            if later == window:
+                self._limit(together, time, besides)
+            elif later in arriving:
+                self._limit(together, time, besides, marks=1)
+
+    def _deadline(self, window: int, s: int) -> tuple[int, float]:
+        """The window in which what this one takes from the host is surely read, and the time until then."""
+        cuts, readers, passed = self.program.cuts, self.problem.readers[s], 0.0
+        for later in range(window, len(self.program.off)):
+            if later > window:
+                if cuts[later] in readers:
+                    return later - 1, passed
+                passed += float(self.clock[cuts[later]])
+            surely = self.windows[later][0]
+            if later == len(self.program.off) - 1 or self._certain(later, s, surely):
+                return later, passed + self._until(later, s, surely)
+            passed += self._sum(surely)
+        raise AssertionError("the last window is the end")
+
+    def _certain(self, window: int, s: int, surely: int) -> list[int]:
+        """Who surely reads a storage between a cut and the next."""
+        readers = [r for r in self.problem.readers[s] if surely >> r & 1]
+        return readers if self.order is None else [r for r in readers if not self.done.first(window, r)[1]]
+
+    def _limit(
+        self, copies: list[tuple[float, int, float]], time: _Terms, besides: float, marks: int = _PLACES
+    ) -> None:
         """Copies that have so much time at most, and ``besides``, take no more than that."""
         copies.sort()
-        for k in _marks(len(copies)):
+        for k in _marks(len(copies), marks):
             terms = [(c, took) for _, c, took in copies[: k + 1]]
             self.rows.row([*terms, *time], -inf, (copies[k][0] + besides) * (1 + 1e-9))
 
@@ -113,11 +155,10 @@ class _Lanes:
 
     def _until(self, window: int, s: int, surely: int) -> float:
         """The time of operators that run after a cut and before whoever reads a storage first."""
-        readers = [r for r in self.problem.readers[s] if surely >> r & 1]
+        certain = self._certain(window, s, surely)
         if self.order is None:
-            end = min(readers, default=self.program.end(window))
+            end = min(certain, default=self.program.end(window))
             return float(self.ends[end] - self.ends[self.program.cuts[window] + 1])
-        certain = [r for r in readers if not self.done.first(window, r)[1]]
         behind = (self.order.after[r] | 1 << r for r in certain)
         return min((self._sum(surely & ~mask) for mask in behind), default=self._sum(surely))
 
@@ -155,6 +196,6 @@ class _Lanes:
         return found
 
 
-def _marks(count: int) -> Iterable[int]:
+def _marks(count: int, places: int) -> Iterable[int]:
     """Where sums over a sorted list are limited: at a few places, and at its end."""
-    return sorted({count - 1, *(k * count // _PLACES for k in range(_PLACES))}) if count else []
+    return sorted({count - 1, *(k * count // places for k in range(places))}) if count else []
