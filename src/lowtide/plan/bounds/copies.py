@@ -81,8 +81,8 @@ class _Lanes:
             together += arriving.get(later, [])
             if later == window:
                 self._limit(together, time, besides)
-            elif later in arriving:
-                self._limit(together, time, besides, marks=1)
+            elif later in arriving:  # all together: who has less time has none of the later windows
+                self._limit(together, time, besides, marks=0)
 
     def _deadline(self, window: int, s: int) -> tuple[int, float]:
         """The window in which what this one takes from the host is surely read, and the time until then."""
