@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -221,7 +221,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(chosen.device == "cuda", warn_only=True)
     on_cuda = (*TARGETS, ROWS + TARGETS[0])
     names = chosen.names or (on_cuda if chosen.device == "cuda" else TARGETS)
-    rows = stored(chosen.device, names) if chosen.add else []
+    earlier, rows = stored(chosen.device) if chosen.add else [], []
     for name in names:
         losses = eager_losses(name, chosen.device)
         for methods in MEANS:
@@ -231,14 +231,16 @@ def main() -> None:
                 sys.stderr.write(table(rows).splitlines()[-1] + "\n")
                 if not rows[-1]["fits"]:
                     break
-        store(rows, chosen.device)  # a run that is cut short leaves what it has
-    print(store(rows, chosen.device))
+        again = {one["target"] for one in rows}
+        earlier = [one for one in earlier if one["target"] not in again]
+        store([*earlier, *rows], chosen.device)  # a run that is cut short leaves what it has
+    print(store([*earlier, *rows], chosen.device))
 
 
-def stored(device: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of an earlier run, without those of these targets."""
+def stored(device: str) -> list[dict[str, Any]]:
+    """The rows of an earlier run."""
     rows: list[dict[str, Any]] = json.loads((RESULTS / f"exact-{device}.json").read_bytes())["rows"]
-    return [one for one in rows if one["target"] not in names]
+    return rows
 
 
 def store(rows: list[dict[str, Any]], device: str) -> str:

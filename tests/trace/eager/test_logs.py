@@ -119,3 +119,39 @@ def test_named_arguments_may_come_from_the_step(capsys):
     step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.3, cache=False)
     step(model, x)
     assert capsys.readouterr().out == "the end is 8.0\n"
+
+
+def test_what_is_changed_later_is_shown_as_it_was_also_inside_of_lists(capsys):
+    def loss(model, x):
+        y = model(x)
+        print("before", y.detach()[0], [y.detach().sum(), 1], {"most": (y.detach().max(), None)})
+        y = y.mul_(2)
+        print(f"after {y.detach().sum():.4f}")
+        return y.square().mean()
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.3, cache=False)
+    loss(model, x)
+    expected = capsys.readouterr().out
+    step(model, x).backward()
+    assert capsys.readouterr().out == expected
+
+
+def test_a_list_of_tensors_with_gradients_may_be_shown(capsys):
+    def loss(model, x):
+        y = model(x)
+        print([y.sum()], {"most": y.max()})
+        return y.square().mean()
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    loss(model, x).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    capsys.readouterr()
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.3, cache=False)
+    model.zero_grad()
+    step(model, x).backward()
+    assert all(same_bits(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
+    y = model(x).detach()
+    assert capsys.readouterr().out == f"{[y.sum()]} { ({'most': y.max()}) }\n"

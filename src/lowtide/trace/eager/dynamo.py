@@ -25,7 +25,7 @@ from lowtide.torch_internals import (
     inner_backend,
     set_frame_compiler,
 )
-from lowtide.trace.eager.logs import SPEAKING, adapt_logs
+from lowtide.trace.eager.logs import SPEAKING, changes
 
 __all__ = ["adapt_dynamo", "fresh", "lowtides"]
 
@@ -62,7 +62,10 @@ def adapt_dynamo() -> None:
         handler = handlers.get(function)
         if handler is not None and not hasattr(handler, _MARK):
             handlers[function] = lowtides(_unless_ours(handler))
-    adapt_logs(_ours, lowtides)
+    for variable, name, change in changes():
+        method = getattr(variable, name)
+        if not hasattr(method, _MARK):
+            setattr(variable, name, lowtides(change(method, _ours)))
 
 
 def fresh(function: Callable[..., Any]) -> Callable[..., Any]:

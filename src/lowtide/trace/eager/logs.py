@@ -1,8 +1,8 @@
 """``print``, ``warnings.warn`` and loggers inside a step: what they say is said when the graph has run.
 
 Dynamo breaks a graph at each of them, or leaves the call out. In functions that are compiled for Lowtide each
-call is made at every step, in order, behind the captured graph. Tensors are shown without the name of their
-gradient's function: a tensor with a gradient would be a result of the step.
+call is made at every step, in order, behind the captured graph. Tensors are copied where the call stands and
+shown without the name of their gradient's function: with a gradient they would be results of the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from lowtide.torch_internals import (
     TensorVariable,
 )
 
-__all__ = ["SPEAKING", "adapt_logs"]
+__all__ = ["SPEAKING", "changes"]
+
+Change = Callable[[Callable[..., Any], Callable[[Any], bool]], Callable[..., Any]]
+"""Takes a method, and what tells whether a backend is one of Lowtide's; gives the changed method."""
 
 SPEAKING = {print, warnings.warn}
 """Functions that Dynamo takes for ones that only say something."""
@@ -30,20 +33,9 @@ _ASKING = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 """Methods of a logger that tell something: it is what it was when the step was captured."""
 
 
-def adapt_logs(ours: Callable[[Any], bool], mark: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Have Dynamo put these calls behind the graph where a backend is one of ``ours``.
-
-    Methods of Dynamo's that are changed are marked.
-    """
-    for variable, name, change in (
-        (DebuggingVariable, "call_function", _function),
-        (LoggingLoggerVariable, "call_method", _method),
-    ):
-        method = getattr(variable, name)
-        if not hasattr(method, "__wrapped__"):
-            changed = mark(change(method, ours))
-            setattr(changed, "__wrapped__", method)  # noqa: B010
-            setattr(variable, name, changed)
+def changes() -> tuple[tuple[Any, str, Change], ...]:
+    """Methods of Dynamo's that are changed: the class, the name, and what makes the changed method."""
+    return (DebuggingVariable, "call_function", _function), (LoggingLoggerVariable, "call_method", _method)
 
 
 def _function(method: Callable[..., Any], ours: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -82,13 +74,19 @@ def _by_name(function: Callable[..., Any], names: Sequence[str], *args: Any) -> 
 
 
 def _shown(tx: Any, argument: Any) -> Any:
-    """An argument without gradients."""
+    """An argument as it is now, without gradients: what is changed in place later is shown as it was."""
     if isinstance(argument, TensorVariable):
-        return argument.call_method(tx, "detach", [], {}) if argument.requires_grad else argument
+        return argument.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
     if isinstance(argument, StringFormatVariable):
         named = {name: _shown(tx, one) for name, one in argument.sym_kwargs.items()}
         args = [_shown(tx, one) for one in argument.sym_args]
         return StringFormatVariable.create(argument.format_string, args, named)
+    items = None if argument.is_python_constant() else getattr(argument, "items", None)
+    alone = {"source": None, "mutation_type": None}  # an object of its own, which nobody changes
+    if isinstance(items, list):
+        return argument.clone(items=[_shown(tx, one) for one in items], **alone)
+    if isinstance(items, dict):
+        return argument.clone(items={key: _shown(tx, one) for key, one in items.items()}, **alone)
     return argument
 
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from lowtide.trace.eager.updates import update_in_place
 
-__all__ = ["as_eager", "rewrite_batch_norm"]
+__all__ = ["as_eager", "rewrite_batch_norm", "traced_in_forward"]
 
 aten = torch.ops.aten
 _SAVED_MEAN, _RESERVE = 1, 3
@@ -39,12 +39,13 @@ def _without_detach(graph: fx.Graph) -> None:
     Those of the user's, which forward reads, stay: who differentiates it again has to know of them.
     """
     for node in reversed(graph.find_nodes(op="call_function", target=aten.detach.default)):
-        if not any(user.op == "output" or _is_forward(user) for user in node.users):
+        if not any(user.op == "output" or traced_in_forward(user) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def _is_forward(node: fx.Node) -> bool:
+def traced_in_forward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced while forward ran."""
     return bool(node.meta.get("partitioner_tag") == "is_forward")
 
 

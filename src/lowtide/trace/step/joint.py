@@ -12,6 +12,7 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.eager.in_place_calls import NO_GRAD
+from lowtide.trace.eager.rewrite import traced_in_forward
 from lowtide.trace.eager.updates import written_arguments
 from lowtide.trace.step.builder import Builder, Call, is_random, kind_of, where
 
@@ -75,11 +76,11 @@ def read_joint(
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
     after_loss = _reached(tangents, lambda node: node.users)
-    effects = [n for n in nodes if _has_effect(n) and (not tangents or _traced_in_forward(n))]
+    effects = [n for n in nodes if _has_effect(n) and (not tangents or traced_in_forward(n))]
     writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
     forward = _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
     if again:
-        forward = {node for node in nodes if _traced_in_forward(node) and node not in after_loss}
+        forward = {node for node in nodes if traced_in_forward(node) and node not in after_loss}
     builder = Builder()
     for position, node in enumerate(primals):
         place = getattr(node.meta.get("desc"), "idx", position)
@@ -119,17 +120,13 @@ def read_joint(
 
 
 def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
-    made = (node for node in nodes if _traced_in_forward(node) and node.meta.get(NO_GRAD))
+    made = (node for node in nodes if traced_in_forward(node) and node.meta.get(NO_GRAD))
     return frozenset(builder.tensor_of[node] for node in made if node in builder.tensor_of)
 
 
 def _has_effect(node: fx.Node) -> bool:
     """Whether it matters when the operator runs, though nobody may read what it gives."""
     return node.op == "call_function" and (is_random(node) or node.meta.get("val") is None)
-
-
-def _traced_in_forward(node: fx.Node) -> bool:
-    return bool(node.meta.get("partitioner_tag") == "is_forward")
 
 
 def _updated(output: fx.Node, primals: Sequence[fx.Node]) -> list[fx.Node]:

@@ -18,7 +18,7 @@ from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.reads import MASKED, values_read
 
-__all__ = ["Sums", "depends", "is_weighted"]
+__all__ = ["Sums", "depends", "is_weighted", "line_of"]
 
 _LINEAR = frozenset(
     f"aten.{name}" for name in ("view", "clone", "neg", "_unsafe_view", "squeeze", "unsqueeze")
@@ -31,13 +31,16 @@ class Sums:
     """The part of a loss that tiles add up to; a CaptureError says why there is none."""
 
     def __init__(
-        self, joint: Joint, forward: Sequence[tuple[Op, Call]], relations: Mapping[int, Relation]
+        self,
+        joint: Joint,
+        forward: Sequence[tuple[Op, Call]],
+        relations: Mapping[int, Relation],
+        leaves: frozenset[int],
     ) -> None:
         self._joint, self._graph, self._relations = joint, joint.graph, relations
         self._forward = forward
         self._maker = {t: op for op, _ in forward for t in op.outputs}
-        pairs = zip(joint.inputs, joint.gradients, strict=False)
-        self._leaves = frozenset(t for t, g in pairs if t is not None and g is not None)
+        self._leaves = leaves
         self.result, self.ops = self._found(self._loss())
 
     def carries(self, tensor: int) -> bool:
@@ -90,10 +93,10 @@ class Sums:
             ops = tuple({one.id: one for one in both}.values())
             axes = {self._relations[one.outputs[0]].sums for one in ops}
             if len(axes) > 1 or sum(is_weighted(one, self._relations) for one in ops) > 1:
-                raise CaptureError(f"{_where(op)}: the loss has sums over different axes, or several weights")
+                raise CaptureError(f"{line_of(op)}: its terms are sums over different axes")
             return ops
         if not self._linear(op):
-            raise CaptureError(f"{_where(op)}: the loss is no sum over parts behind {op.kind}")
+            raise CaptureError(f"{line_of(op)}: the loss is no sum over parts behind {op.kind}")
         return self._sums(op.inputs[0])
 
     def _linear(self, op: Op) -> bool:
@@ -147,5 +150,6 @@ def depends(
     return False
 
 
-def _where(op: Op) -> str:
+def line_of(op: Op) -> str:
+    """The user's line that an operator is from, or what it is called."""
     return f"{op.source.file}:{op.source.line}" if op.source else op.label

@@ -38,7 +38,7 @@ from lowtide.trace.tiles.differentiate import (
     evaluated,
 )
 from lowtide.trace.tiles.reads import MASKED, values_read
-from lowtide.trace.tiles.sums import Sums, depends, is_weighted
+from lowtide.trace.tiles.sums import Sums, depends, is_weighted, line_of
 
 __all__ = ["CapturedTile", "Differentiate", "Tiling"]
 
@@ -89,7 +89,7 @@ class Tiling:
         self.leaves = frozenset(
             t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
         )
-        found = None if end else Sums(joint, self.forward, self.relations)
+        found = None if end else Sums(joint, self.forward, self.relations, self.leaves)
         self.result = self._loss(found) if found is not None else self._end(number.get(end, -1))
         """What the region ends at: the loss, or what the loss is made from, or this tensor."""
         self.end = self.result if end else None
@@ -190,7 +190,7 @@ class Tiling:
     def may_be_before(self, op: Op, why: str) -> None:
         """What is made as a whole must not depend on anything that has a gradient."""
         if self._has_gradient(*values_read(self.graph, op)):
-            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {why}")
+            raise CaptureError(f"{line_of(op)}: {op.kind} cannot run in tiles: {why}")
 
     def draws(self, op: Op) -> bool:
         """Whether an operator draws random numbers in this call."""
@@ -241,7 +241,7 @@ class Tiling:
             others = [t for t in op.outputs if t in needed and t not in made and t not in before | self.cut]
             if any(self.joint.values[t].is_floating_point() for t in others):
                 raise CaptureError(
-                    f"{_where(op)}: the region begins at one result of {op.kind} and reads another"
+                    f"{line_of(op)}: the region begins at one result of {op.kind} and reads another"
                 )
         target = fx.Graph()
         given = sorted(t for t in needed if t not in made)
@@ -299,7 +299,7 @@ class Tiling:
         try:
             return emit(target, call, op, self.graph, held, wanted, output, *more, **known)
         except GraphError as error:  # it reads what the step changes on its way
-            raise CaptureError(f"{_where(op)}: {op.kind} cannot run in tiles: {error}") from error
+            raise CaptureError(f"{line_of(op)}: {op.kind} cannot run in tiles: {error}") from error
 
     def _example(self, tensor: int, box: Rect, differentiable: bool) -> Example:
         """How the part of a tensor lies in memory."""
@@ -353,7 +353,3 @@ def _relations(graph: Graph, op: Op) -> Iterator[tuple[int, Relation]]:
 def _role(graph: Graph, tensor: int) -> Role:
     role = graph.tensors[tensor].role
     return role if role in RESIDENT_ROLES else Role.INPUT
-
-
-def _where(op: Op) -> str:
-    return f"{op.source.file}:{op.source.line}" if op.source else op.label
