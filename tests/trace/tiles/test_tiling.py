@@ -165,7 +165,7 @@ class InThirds(nn.Module):
         return torch.cat([self.outer(first), self.inner(middle), self.outer(last)])
 
 
-class Placed(nn.Module):
+class Numbered(nn.Module):
     """Every row has a number of its own."""
 
     def __init__(self):
@@ -174,6 +174,17 @@ class Placed(nn.Module):
 
     def forward(self, x):
         return self.layer(x) * torch.arange(x.shape[0], device=x.device)[:, None]
+
+
+class Placed(nn.Module):
+    """Every row is cut off at a place of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).triu(-20)
 
 
 class Crossed(nn.Module):
@@ -197,6 +208,7 @@ class Crossed(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 8, 4),  # the last one is shorter
         (InThirds(), 12, 10),  # but for the first third they need other parts
         (InThirds(), 3, 3),
+        (Numbered(), 12, 3),
         (Placed(), 12, 12),
     ],
 )

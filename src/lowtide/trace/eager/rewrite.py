@@ -36,12 +36,18 @@ def as_eager(module: fx.GraphModule) -> fx.GraphModule:
 def _without_detach(graph: fx.Graph) -> None:
     """Autograd's marks on what it saves: they compute nothing, and no gradient is taken of a joint graph.
 
-    Those of the user's, which forward reads, stay: who differentiates it again has to know of them.
+    Those of the user's, which forward reads, stay: who differentiates it again has to know of them. Integers
+    have no gradient that could be stopped.
     """
     for node in reversed(graph.find_nodes(op="call_function", target=aten.detach.default)):
-        if not any(user.op == "output" or traced_in_forward(user) for user in node.users):
+        stops = _has_gradient(node.meta.get("val"))
+        if not any(user.op == "output" or (stops and traced_in_forward(user)) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _has_gradient(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
 
 
 def traced_in_forward(node: fx.Node) -> bool:

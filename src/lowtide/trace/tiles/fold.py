@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
@@ -23,6 +23,7 @@ from lowtide.trace.eager.library import define
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
+from lowtide.trace.tiles.masks import drawn_as_mask, pack
 from lowtide.trace.tiles.reads import MASKED, values_read
 from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
@@ -120,11 +121,15 @@ class Fold(ABC):
             self.node[t] = self.graph.placeholder(f"t{t}")
         root.region = self.region()
         around = self.around()
+        packed: dict[int, fx.Node] = {}
         for op, call in self.tiling.forward:
-            if op.id in around:
+            masks = self.tiling.packed.intersection(op.outputs).intersection(self.given)
+            if op.id in around and masks:
+                packed |= self.write_masks(call, masks, around)
+            elif op.id in around:
                 self.write(call)
             if self.tiling.result in op.outputs:
-                going_in = tuple(self.node[t] for t in self.given)
+                going_in = tuple(packed.get(t) or self.node[t] for t in self.given)
                 self.node[self.tiling.result] = self.graph.call_module("region", going_in)
         self.graph.output(tuple(self.node[t] for t in old.outputs if t is not None))
         pairs = zip(old.inputs, old.gradients, strict=False)
@@ -181,6 +186,19 @@ class Fold(ABC):
             if t >= 0:
                 node = self.graph.call_function(_item, (made, k)) if call.several else made
                 self.node[t] = self.stopped(t, node)
+
+    def write_masks(self, call: Call, masks: Iterable[int], around: set[str]) -> dict[int, fx.Node]:
+        """An operator that draws masks of the region, and the nodes that pack them."""
+        found: dict[int, fx.Node] = {}
+        read = {t for op, _ in self.tiling.forward if op.id in around for t in op.inputs}
+        for t in masks:
+            mask = self.old.values[t]
+            drawn = None if t in read else drawn_as_mask(self.graph, call, mask)
+            if drawn is None:
+                self.write(call)
+            numbers = drawn is None and mask.dtype is not torch.bool
+            found[t] = pack(self.graph, drawn or self.node[t], mask, numbers=numbers)
+        return found
 
     def stopped(self, tensor: int, node: fx.Node) -> fx.Node:
         """The tensor, through which no gradient goes where none did."""

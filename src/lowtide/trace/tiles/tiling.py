@@ -24,7 +24,7 @@ from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.trace.eager.layouts import layouts_of
-from lowtide.trace.operators import InputPart, cropped, emit, loss_total, supported
+from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, supported
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.alike import Reads, form
@@ -37,6 +37,7 @@ from lowtide.trace.tiles.differentiate import (
     differentiated,
     evaluated,
 )
+from lowtide.trace.tiles.masks import is_mask, packed_box, packed_like, unpack, unpacked_box
 from lowtide.trace.tiles.reads import MASKED, values_read
 from lowtide.trace.tiles.sums import Sums, depends, is_weighted, line_of
 
@@ -179,6 +180,9 @@ class Tiling:
                     self.may_be_before(op, why)
                     before.add(t)
                     continue
+                elif depends_on_place(op) and needed[t] != Rect.of_shape(graph.tensors[t].shape or ()):
+                    before.add(t)  # cut like an input, so that tiles differ in nothing but what goes in
+                    continue
                 reach = self.relations[t].reach(needed[t], over if self._adds(op) else None)
                 needs = self.relations[t].inside(reach)
                 read.append((t, op.inputs, needs, reach))
@@ -216,7 +220,9 @@ class Tiling:
                 needed, before, read = self._reads(boxes[k])
                 if form(needed, before, read) == like:
                     written[k] = replace(
-                        first, over=boxes[k], given=tuple((t, needed[t]) for t, _ in first.given)
+                        first,
+                        over=boxes[k],
+                        given=tuple((t, self.given_box(t, needed[t])) for t, _ in first.given),
                     )
         return [written.get(k) or self.tile(box, known, make) for k, box in enumerate(boxes)]
 
@@ -245,8 +251,10 @@ class Tiling:
                 )
         target = fx.Graph()
         given = sorted(t for t in needed if t not in made)
-        parts = {t: InputPart(target.placeholder(f"t{t}"), needed[t]) for t in given}
+        parts_in = tuple((t, self.given_box(t, needed[t])) for t in given)
+        parts = {t: InputPart(target.placeholder(f"t{t}"), box) for t, box in parts_in}
         total = target.placeholder("total") if self.totals else None
+        parts |= {t: self._unpacked(target, t, parts[t]) for t in given if t in self.packed}
         for op, call in self.steps:
             for output, t in enumerate(op.outputs):
                 if t in needed and t in made:
@@ -256,7 +264,7 @@ class Tiling:
                     parts[t] = InputPart(node, needed[t])
         target.output((parts[self.result].node,))
         places = tuple(k for k, t in enumerate(given) if t in gradients)
-        examples = [self._example(t, needed[t], t in gradients) for t in given]
+        examples = [self._example(t, box, t in gradients) for t, box in parts_in]
         leaves = [Leaf(self.graph.tensors[t].label, _role(self.graph, t)) for t in given]
         if total is not None:
             examples.append(Example((), (), self.joint.values[self.result].dtype, self.device, False))
@@ -270,7 +278,6 @@ class Tiling:
             known[key] = evaluated(forward)
         elif key not in known:
             known[key] = make(forward, accumulating(leaves, places, kept))
-        parts_in = tuple((t, needed[t]) for t in given)
         box, reach = (over, None) if own is None else (own[1], over)
         return CapturedTile(box, parts_in, total is not None, places, known[key], reach)
 
@@ -302,10 +309,28 @@ class Tiling:
             raise CaptureError(f"{line_of(op)}: {op.kind} cannot run in tiles: {error}") from error
 
     def _example(self, tensor: int, box: Rect, differentiable: bool) -> Example:
-        """How the part of a tensor lies in memory."""
+        """How the part of a tensor that goes in lies in memory."""
         value = self.joint.values[tensor]
-        cut = torch.empty_strided(value.shape, value.stride(), device="meta")[box.slices()]
-        return Example(tuple(cut.shape), cut.stride(), value.dtype, value.device, differentiable)
+        like = packed_like(value) if tensor in self.packed else value
+        cut = torch.empty_strided(like.shape, like.stride(), device="meta")[box.slices()]
+        return Example(tuple(cut.shape), cut.stride(), like.dtype, value.device, differentiable)
+
+    @cached_property
+    def packed(self) -> frozenset[int]:
+        """Random masks of the region, which go into tiles as bits."""
+        as_they_are = {*self.joint.outputs, *(self.total[1] if self.total else ())}
+        values = self.joint.values
+        drawn = {t for op, _ in self.steps for t in op.outputs if is_mask(op, values[t])}
+        return frozenset(drawn - as_they_are)
+
+    def given_box(self, tensor: int, needed: Rect) -> Rect:
+        """What goes into a tile of a tensor of which it needs this part."""
+        return packed_box(needed) if tensor in self.packed else needed
+
+    def _unpacked(self, target: fx.Graph, tensor: int, part: InputPart) -> InputPart:
+        mask = self.joint.values[tensor]
+        node = unpack(target, part.node, part.box, tuple(mask.shape), mask.dtype)
+        return InputPart(node, unpacked_box(part.box, tuple(mask.shape)))
 
     @cached_property
     def source(self) -> Source | None:
