@@ -78,7 +78,7 @@ def test_the_step_has_what_the_views_need(profile_of_unet):
     assert step.format == "capture"
     assert len(step.costs) == len(step.graph.ops) == view["operators"] == 145
     assert len(step.spans) == 2 * len(step.graph.ops)
-    assert step.graph.attributes["environment"]["versions"]["torch"] == str(torch.__version__)
+    assert step.environment.versions["torch"] == str(torch.__version__)
     names = {tensor.name for tensor in step.graph.tensors if tensor.role.value == "parameter"}
     assert "conv_d0b_c.weight" in names
     assert all(op.source is not None for op in step.graph.ops if op.kind == "aten.convolution")

@@ -95,3 +95,16 @@ def test_words_of_other_programs_stay_attributes():
     step = native.read(json.dumps(document).encode())
     assert step.graph.ops[0].attributes == {"axes": [1, 0], "rank": 3}
     assert upgraded(step.graph) == step.graph
+
+
+def test_the_environment_of_costs_is_a_field():
+    file = json.loads((FILES / "step.json").read_bytes())
+    where = {"name": "a device", "kind": "cuda", "versions": {"torch": "2.10"}, "settings": {}}
+    file["step"]["graph"]["attributes"]["environment"] = where
+    step = native.read(json.dumps(file).encode())
+    assert step.environment.versions == {"torch": "2.10"}
+    assert "environment" not in step.graph.attributes
+    assert native.read(native.write(step).data) == step
+    where["kind"] = 3
+    with pytest.raises(FormatError, match="environment of the costs"):
+        native.read(json.dumps(file).encode())

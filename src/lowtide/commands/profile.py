@@ -129,14 +129,15 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def _view(made: Profile, target: str, output: str, device: str, cost: str) -> dict[str, Any]:
     step, measured = made.step, made.measured
-    environment = step.graph.attributes["environment"]
+    environment = step.environment
+    assert environment is not None
     spans = [span for span in step.spans if not span.host]
     return {
         "target": target,
         "output": output,
         "device": device,
-        "device_name": environment["name"],
-        "versions": environment["versions"],
+        "device_name": environment.name,
+        "versions": environment.versions,
         "cost": cost,
         "operators": len(step.graph.ops),
         "signatures": measured.signatures if measured else None,

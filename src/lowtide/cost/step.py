@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from lowtide.cost.device import Environment
 from lowtide.cost.types import Cost, Span
 from lowtide.graph import Graph, Timeline, liveness
 
@@ -46,6 +47,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     notes: tuple[Note, ...] = ()
     timeline: Timeline | None = None
     """Taken while running; :meth:`lifetimes` gives the one that follows from the graph."""
+    environment: Environment | None = None
+    """Where its costs were measured, or what they were estimated for."""
 
     def lifetimes(self, *, every_input: bool = False) -> Timeline:
         """The timeline of running the graph in program order with the workspaces that are known."""

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from lowtide.cost import Step, validate_step
+from lowtide.cost.device import Environment
 from lowtide.errors import FormatError, GraphError
 from lowtide.formats.base import Format, Written
 from lowtide.formats.jsontext import Key, locate
@@ -56,7 +57,7 @@ def read(data: bytes) -> Step:
             )
         step = _DOCUMENT.decode(data).step
         if header.version == _BEFORE:
-            step = msgspec.structs.replace(step, graph=upgraded(step.graph))
+            step = _with_environment(msgspec.structs.replace(step, graph=upgraded(step.graph)))
         validate_step(step)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _translate(error, data) from None
@@ -67,6 +68,17 @@ def read(data: bytes) -> Step:
     except RecursionError:
         raise FormatError("nested too deeply", expected="a step written by lowtide", byte=0) from None
     return step
+
+
+def _with_environment(step: Step) -> Step:
+    """The step with the environment of its costs in the place of an attribute of the graph."""
+    rest = dict(step.graph.attributes)
+    try:
+        found = msgspec.convert(rest.pop("environment", None), Environment | None)
+    except msgspec.ValidationError as error:
+        raise GraphError(f"the environment of the costs is not what lowtide wrote: {error}") from None
+    graph = msgspec.structs.replace(step.graph, attributes=rest)
+    return msgspec.structs.replace(step, graph=graph, environment=found)
 
 
 def write(step: Step) -> Written:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch import fx, nn
 
@@ -118,15 +117,7 @@ def _step(
     spans: tuple[Span, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> Step:
-    where = {
-        "name": environment.name,
-        "kind": environment.kind,
-        "versions": environment.versions,
-        "settings": environment.settings,
-    }
-    attributes = graph.attributes | {"environment": where}
-    named = msgspec.structs.replace(graph, attributes=attributes)
-    return validate_step(Step(named, "capture", costs, spans, notes))
+    return validate_step(Step(graph, "capture", costs, spans, notes, environment=environment))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,19 @@
-"""Boxes of what is cut: whether those that somebody wrote down are parts of it; where one is in another."""
+"""Boxes of what is cut: parts of it or not, one inside another, and two that differ in their place alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
 
-__all__ = ["inside", "refuse_others"]
+__all__ = ["Reads", "form", "inside", "refuse_others"]
+
+Reads = list[tuple[int, tuple[int, ...], tuple[Rect | None, ...], tuple[Rect | None, ...]]]
+"""Results in turn, with the inputs of their operator, what is read of each, and the same beyond its edges."""
+
+_Form = tuple[dict[int, tuple[int, ...]], set[int], list[list[int]]]
 
 
 def refuse_others(boxes: Sequence[Rect], shape: Sequence[int], of: str) -> None:
@@ -27,3 +33,16 @@ def inside(box: Rect, part: Rect) -> tuple[slice, ...]:
     return tuple(
         slice(min(lo, length), min(hi, length)) for (lo, hi), length in zip(pairs, part.shape, strict=True)
     )
+
+
+def form(needed: dict[int, Rect], before: set[int], read: Reads) -> _Form:
+    """What a box needs, wherever it lies: sizes, what is read where of each part, and what is padded."""
+    places = []
+    for t, sources, needs, reaches in read:
+        found = [t]
+        for source, need, reach in zip(sources, needs, reaches, strict=True):
+            if need is not None and reach is not None and not need.empty:
+                found += [source, *need.shape, *map(sub, need.lo, needed[source].lo)]
+                found += [*reach.shape, *map(sub, reach.lo, need.lo)]
+        places.append(found)
+    return {t: box.shape for t, box in needed.items()}, before, places

@@ -27,8 +27,7 @@ from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, supported
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
-from lowtide.trace.tiles.alike import Reads, form
-from lowtide.trace.tiles.boxes import inside
+from lowtide.trace.tiles.boxes import Reads, form, inside
 from lowtide.trace.tiles.differentiate import (
     Change,
     Example,
