@@ -64,6 +64,10 @@ class CaptureError(LowtideError):
     """A PyTorch step that cannot be turned into a graph; names the user's line and the way out."""
 
 
+class GraphBreakError(CaptureError):
+    """A PyTorch step that cannot be turned into one graph, though its parts may be."""
+
+
 class PlanError(LowtideError):
     """A program that does not fit its graph: it reads or drops what it does not hold.
 

@@ -85,6 +85,8 @@ __all__ = [
     "autocast_disabled",
     "backward_keeps_graph",
     "boxed",
+    "compile_context",
+    "current_translator",
     "dynamo_config",
     "empty_host_cache",
     "expressions",
@@ -160,11 +162,28 @@ if not TYPE_CHECKING:
         return found
 
 
+def current_translator() -> Any:
+    """What Dynamo translates the code of a frame with now. Seen in 2.10, 2.11, 2.13, 2.14."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx()
+
+
 def frame_compiler() -> Callable[..., Any] | None:
     """What Dynamo compiles a frame with; None where it has none. Seen in 2.11, 2.13, 2.14."""
     from torch._dynamo import convert_frame
 
     return getattr(convert_frame, "_compile", None)
+
+
+def compile_context() -> Any:
+    """The class of what ``torch.compile`` wraps a function in. Seen in 2.11, 2.13.
+
+    Its ``enter_exit_hooks`` are called before each call, and what they give after it.
+    """
+    from torch._dynamo import eval_frame
+
+    return eval_frame.OptimizeContext
 
 
 def set_frame_compiler(function: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ NEEDED = {
     "accelerate_loop": ("transformers", "accelerate"),
     "lora": ("transformers", "peft"),
     "gradient_scaler": (),
+    "distributed_data_parallel": (),
 }
 """What each example imports."""
 
@@ -90,12 +91,12 @@ def test_a_budget_that_is_too_small_is_told():
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_an_example_trains_as_the_same_loop_without_lowtide(name, capsys):
+def test_an_example_trains_as_the_same_loop_without_lowtide(name, capfd):
     missing = [one for one in NEEDED[name] if importlib.util.find_spec(one) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed: pip install {' '.join(NEEDED[name])}")
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert "are the same, bit for bit: True" in capsys.readouterr().out
+    assert "are the same, bit for bit: True" in capfd.readouterr().out
 
 
 def test_every_example_is_tried():

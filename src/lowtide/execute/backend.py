@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.errors import LowtideError, RunError
+from lowtide.errors import GraphBreakError, LowtideError, RunError
 from lowtide.execute.compile.first_call import State, Unplanned, Watch
 from lowtide.execute.compile.partition import shells
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
+from lowtide.execute.compile.subgraphs import Subgraphs
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -167,13 +168,17 @@ def compile_planned(
     *,
     remember: int = REMEMBERED,
     rehearsal: Rehearsal | None = None,
+    subgraphs: Subgraphs | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone.
+    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone. Where the module
+    is one of the ``subgraphs`` of a step, it shares the budget with the others.
     """
     rehearses = rehearsal or Rehearsal()
     try:
+        if subgraphs is not None:
+            return _subgraph(module, subgraphs, remember)
         refuse_graph_breaks(module)
         refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
@@ -186,6 +191,24 @@ def compile_planned(
         return compiled(module, leaves)
     except LowtideError as error:
         raise_through(error)
+
+
+def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Callable[..., Any]:
+    """One of the graphs of a step; it runs as it is where it cannot be planned."""
+    subgraphs.note(module)
+    try:
+        refuse_what_depends_on_values(module)
+    except GraphBreakError as error:
+        subgraphs.leave(str(error))
+        return module
+
+    def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
+        return subgraphs.subgraph(module, static, leaves, _compiled, learned())
+
+    leaves = leaves_of(module)
+    if has_symbols(module) or has_numbers(module):
+        return Remembering(module, leaves, compiled, id(subgraphs), remember)
+    return compiled(module, leaves)
 
 
 @calls_torch

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from lowtide.errors import CaptureError, RunError
+from lowtide.errors import CaptureError, GraphBreakError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
-from lowtide.execute.compile.user_code import in_the_users_terms
+from lowtide.execute.compile.subgraphs import Subgraphs
+from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
@@ -28,8 +29,10 @@ class Fitted:
     Other shapes than the example's are planned at their first call.
     """
 
-    def __init__(self, function: Callable[..., Any], request: PlanRequest) -> None:
+    def __init__(self, function: Callable[..., Any], request: PlanRequest, *, fullgraph: bool = True) -> None:
+        self._function, self._request, self._fullgraph = function, request, fullgraph
         self._plan: Plan | None = None
+        self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
 
         def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -55,21 +58,65 @@ class Fitted:
         try:
             with contextlib.suppress(Rehearsed), in_the_users_terms():
                 self._compiled(*example, **keywords)
+        except GraphBreakError as error:
+            if self._fullgraph:
+                raise
+            self._rehearsal.now = False
+            self._rehearse_subgraphs(error, example, keywords, verify=verify)
         finally:
             self._rehearsal.now = False
             bring_back()
 
+    def _rehearse_subgraphs(
+        self, whole: GraphBreakError, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool
+    ) -> None:
+        """The same for a step in several graphs, where it cannot be captured as a whole."""
+        if self._request.offload or self._request.optimizer is not None:
+            raise CaptureError(
+                f"{whole}. A step in several graphs counts no state of an optimizer, and offloads "
+                "activations alone: leave out `offload` and `optimizer`, and take what they need off the "
+                "budget"
+            ) from whole
+        subgraphs = Subgraphs(self._request)
+
+        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(module, self._request, subgraphs=subgraphs)
+
+        self._compiled = torch.compile(fresh(self._function), backend=lowtides(backend))
+        modules = modules_in(self._function, *example, *keywords.values())
+        with in_the_users_terms(), subgraphs.rehearsal(modules, verify=verify):
+            self._compiled(*example, **keywords)
+        if not subgraphs.plans:
+            raise whole
+        if not subgraphs.breaks:  # torch has left out whole functions
+            subgraphs.breaks[str(whole).partition(" Move it out")[0]] = None
+        self._subgraphs = subgraphs
+
     @property
     def planned(self) -> bool:
         """Whether any shapes were met."""
-        return self._plan is not None
+        return self._plan is not None or self._subgraphs is not None
 
     @property
     def plan(self) -> Plan:
-        """The plan that was made last: for the example, or for the latest shapes that were new."""
+        """The plan that was made last: for the example, or for the latest shapes that were new.
+
+        Of a step in several graphs, that of the largest one.
+        """
+        if self._subgraphs is not None:
+            return max(self._subgraphs.plans, key=lambda plan: plan.plain.peak_bytes)
         if self._plan is None:
             raise RunError("the step has not been planned yet: call it once")
         return self._plan
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of all graphs of the step."""
+        return [self.plan] if self._subgraphs is None else self._subgraphs.plans
+
+    def explain(self) -> str:
+        """What is kept, recomputed and offloaded; of a step in several graphs also where and why they end."""
+        return self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
 
     def _seen(self, plan: Plan) -> None:
         self._plan = plan
@@ -89,6 +136,7 @@ def fit(
     offload: str | tuple[str, ...] = (),
     optimizer: torch.optim.Optimizer | None = None,
     verify: bool = True,
+    fullgraph: bool = False,
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -107,6 +155,10 @@ def fit(
     With ``verify`` the first planned step is compared with eager PyTorch on the example, where that fits into
     the device: the loss, every gradient and updated buffer, bit for bit or, in tiles, up to rounding. A
     RunError names what differs.
+
+    A step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python
+    runs between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is
+    refused with the line that breaks the graph.
     """
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
@@ -123,7 +175,7 @@ def fit(
         optimizer=optimizer,
     )
     check_optimizer(request.optimizer, request.offload)
-    return fitted(model_or_loss_fn, example, request, keywords, verify=verify)
+    return fitted(model_or_loss_fn, example, request, keywords, verify=verify, fullgraph=fullgraph)
 
 
 def fitted(
@@ -133,9 +185,10 @@ def fitted(
     keywords: Mapping[str, Any] | None = None,
     *,
     verify: bool = True,
+    fullgraph: bool = True,
 ) -> Fitted:
     """The step ``function(*example)`` as a request asks for it."""
-    step = Fitted(function, request)
+    step = Fitted(function, request, fullgraph=fullgraph)
     step.rehearse(example, keywords or {}, verify=verify)
     if not step.planned:
         name = getattr(function, "__name__", type(function).__name__)

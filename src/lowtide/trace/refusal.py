@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import fx
 
-from lowtide.errors import CaptureError, LowtideError
+from lowtide.errors import CaptureError, GraphBreakError, LowtideError
 from lowtide.torch_internals import (
     BackendCompilerFailed,
     RestartAnalysis,
@@ -32,6 +32,7 @@ __all__ = [
     "traced",
     "translated",
     "users_line",
+    "why_broken",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -43,6 +44,8 @@ _DETECTED = "Error detected in "
 
 _WAY_OUT = "Move it out of the compiled function, or compile the parts before and after it apart"
 _BACKWARD = "Return the loss and call its backward outside of the compiled function"
+_RAISED = "Observed exception"
+"""How torch begins to tell that the user's code raises an exception."""
 _HINT = re.compile(r"^\s*Hint: (.*)$", re.MULTILINE)
 _EXPLANATION = re.compile(r"^\s*Explanation: (.*)$", re.MULTILINE)
 _CONTEXT = re.compile(r"^\s*Developer debug context: (.*)$", re.MULTILINE)
@@ -52,15 +55,16 @@ _NO_HELP = ("report an issue", "fundamental", "torch._dynamo", "torch.cond", "se
 
 
 def refuse_graph_breaks(module: fx.GraphModule) -> None:
-    """Raise a CaptureError if torch handed over a part of the function because it could not go on."""
+    """Raise a GraphBreakError if torch handed over a part of the function because it could not go on."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is not None and getattr(reason, "graph_break", False):
         where = place(getattr(reason, "user_stack", ())) or "the captured function"
-        raise CaptureError(_sentence(where, str(reason.reason)))
+        told = _sentence(where, str(reason.reason))
+        raise GraphBreakError(f"{told} lowtide.fit plans such a step graph by graph")
 
 
 def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
-    """Raise a CaptureError where sizes of tensors, or numbers, are known only once the function runs."""
+    """Raise a GraphBreakError where sizes of tensors, or numbers, are known only once the function runs."""
     for node in module.graph.nodes:
         if node.meta.get("unbacked_bindings"):
             value = node.meta.get("example_value")
@@ -69,7 +73,7 @@ def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
             number = f"the step depends on the number that {name} reads from a tensor"
             where = _last(_FRAME.findall(node.meta.get("stack_trace") or "")) or "the captured function"
             what = shape if isinstance(value, torch.Tensor) else number
-            raise CaptureError(
+            raise GraphBreakError(
                 f"{where}: {what}, so no plan can be made for it. Keep it in tensors of a fixed shape "
                 "(torch.where, a mask that is multiplied), or leave this part out of the compiled function"
             )
@@ -86,7 +90,8 @@ def translated(error: Exception) -> CaptureError:
         return CaptureError(
             f"{where}: the step fails on these inputs: {problem}. Does it run without capture?"
         )
-    return CaptureError(_sentence(where, text))
+    kind = CaptureError if text.lstrip().startswith(_RAISED) else GraphBreakError
+    return kind(_sentence(where, text))
 
 
 @contextlib.contextmanager
@@ -168,13 +173,24 @@ def _last(frames: Iterable[tuple[str, Any]]) -> str:
     return "{}:{}".format(*(own or places)[-1]) if places else ""
 
 
-def _sentence(where: str, reason: str) -> str:
-    """The place, what torch says about it in a few words, and what to do."""
+def why_broken(reason: Any) -> str:
+    """Where and why a graph ends, in a line."""
+    where = place(getattr(reason, "user_stack", ())) or "somewhere"
+    return f"{where}: {_kind(str(reason.reason)).rstrip('.')}"
+
+
+def _kind(reason: str) -> str:
     kind = reason.strip().partition("\n")[0]
     if kind.startswith("generic_jump"):
-        kind = "Data-dependent branching: which way the code goes depends on the value of a tensor"
+        return "Data-dependent branching: which way the code goes depends on the value of a tensor"
+    return kind
+
+
+def _sentence(where: str, reason: str) -> str:
+    """The place, what torch says about it in a few words, and what to do."""
+    kind = _kind(reason)
     context = _CONTEXT.search(reason)
-    if kind == "Observed exception" and context:
+    if kind == _RAISED and context:
         raised = context.group(1).removeprefix("raised exception ")
         return f"{where}: the step raises {raised} while it is captured. Does it run without capture?"
     explanation = _EXPLANATION.search(reason)

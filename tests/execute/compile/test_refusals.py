@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_a_graph_break_names_the_line_and_the_way_out(function, text, reason):
     assert "outside of the compiled function" in message or "out of the compiled function" in message
     assert "TORCHDYNAMO" not in message
     # torch shows it as it is, and the model goes on without it
-    assert type(caught.value).__name__ == "CaptureError"
+    assert type(caught.value).__name__ == "GraphBreakError"
     assert type(caught.value).__module__ == "lowtide.errors"
     nn.Linear(3, 2)(torch.randn(4, 3)).sum().backward()
 
@@ -188,7 +189,7 @@ def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
     run = {
         "backend": torch.compile(function, backend=backend, fullgraph=True),
         "capture": functools.partial(lowtide.capture, function),
-        "fit": functools.partial(lowtide.fit, function),
+        "fit": functools.partial(lowtide.fit, function, fullgraph=True),
     }[way]
     for _ in range(2):  # the second time too, though warnings are shown once
         with pytest.raises(CaptureError, match="cannot be captured as one graph|depends on values") as caught:
@@ -205,6 +206,20 @@ def test_a_fault_of_ours_while_torch_traces_is_no_capture_error(monkeypatch):
 def test_with_fullgraph_torch_explains_itself():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="Data-dependent branching"):
         torch.compile(branches, backend=backend, fullgraph=True)(nn.Linear(3, 2), torch.randn(4, 3))
+
+
+def test_a_function_that_torch_skips_is_told():
+    def skipped(x):
+        return torch._dynamo.disable(torch.nn.functional.gelu)(x)
+
+    whole = compiled(torch._dynamo.disable(skipped))
+    with pytest.warns(UserWarning, match="captured no graph.*no budget holds"):
+        whole(torch.randn(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole(torch.randn(3))  # once is enough
+        compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))
+        compiled(loss_of)(nn.Linear(3, 2), torch.randn(4, 3))  # nothing is compiled again, but a Program runs
 
 
 # Options.

@@ -42,7 +42,7 @@ def plan(*means):
     link = Link(500.0, 400.0, 0.01, 0.001) if "offload" in means else None
     costs = Costs((1.0, 2.0, 3.0, 1.0, 2.0, 2.0, 2.0, 1.0), (3,) * 8, "measured")
     more = {"only": means, "link": link, "able": (5, 6), "outside_bytes": 1000}
-    return plan_for(STEP, costs, Budget(share=0.97), time_limit=0.2, **more)
+    return plan_for(STEP, costs, Budget(share=0.97), time_limit=20.0, **more)
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def test_short_runs_without_a_time_are_refused():
         sizes=[("n", 50)],
     )
     costs = Costs((5.0, 1.0, 1.0, 1.0, 1.0), (0, 0, 40, 40, 0), "measured", short={0: 1.0})
-    made = plan_for(norm, costs, Budget(share=0.8), time_limit=0.2)
+    made = plan_for(norm, costs, Budget(share=0.8), time_limit=20.0)
     assert any(getattr(line, "short", False) for line in made.program.instructions)
     valid_plan(made)
     with pytest.raises(PlanError, match="without a time for that"):

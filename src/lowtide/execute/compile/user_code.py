@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from types import CellType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from lowtide.errors import CaptureError, LowtideError, RunError
 from lowtide.torch_internals import BackendCompilerFailed, TorchDynamoException
 from lowtide.trace.refusal import translated, users_line
 
-__all__ = ["check_loss", "check_number", "in_the_users_terms", "too_large", "users_step"]
+__all__ = ["check_loss", "check_number", "in_the_users_terms", "modules_in", "too_large", "users_step"]
 
 
 @contextlib.contextmanager
@@ -24,7 +27,7 @@ def in_the_users_terms() -> Iterator[None]:
             yield
         except (LowtideError, BackendCompilerFailed):
             raise  # ours: what torch cannot trace is a CaptureError already
-        except TorchDynamoException as error:
+        except (TorchDynamoException, GuardOnDataDependentSymNode) as error:
             raise translated(error) from error
 
 
@@ -70,6 +73,22 @@ def too_large(error: torch.OutOfMemoryError) -> RunError:
         f"the step does not fit into the memory of the device: {_first_line(error)}. Take a smaller batch "
         "or plan it: `lowtide run TARGET --budget auto`"
     )
+
+
+def modules_in(*values: Any) -> list[nn.Module]:
+    """Modules among these values, those that they are methods of, and those that functions close over."""
+    found: dict[int, nn.Module] = {}
+    for value in values:
+        owner = getattr(value, "__self__", None)
+        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
+        inside = [cell.cell_contents for cell in cells if cell != _EMPTY]
+        for one in (value, owner, *inside):
+            if isinstance(one, nn.Module):
+                found[id(one)] = one
+    return list(found.values())
+
+
+_EMPTY = CellType()
 
 
 def check_loss(result: Any) -> None:

@@ -23,6 +23,7 @@ from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.result.plan import Plan
 from lowtide.torch_internals import saved_tensors_are_hooked
+from lowtide.trace.eager.nothing_ran import program_ran
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["Interpreter"]
@@ -86,6 +87,7 @@ class Interpreter:
 
         That is tensors, then bytes on the host, then random states.
         """
+        program_ran()
         frame, snapshot = self._frame([None] * len(self._states)), Snapshot()
         try:
             return self._forward_in(frame, arguments, snapshot)

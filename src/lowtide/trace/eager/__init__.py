@@ -3,5 +3,5 @@
 Takes what torch traces; gives it with what differs from eager PyTorch put right.
 
 From outside: ``dynamo``, ``gradients``, ``in_place_calls``, ``kernels``, ``layouts``, ``library``,
-``rewrite``, ``updates``.
+``nothing_ran``, ``rewrite``, ``updates``.
 """

@@ -5,6 +5,8 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It runs what it cannot trace without a word. Here the user is told where nothing was captured
+  (``nothing_ran.py``).
 
 For other backends Dynamo does what it always did.
 """
@@ -19,6 +21,8 @@ import torch
 
 from lowtide.torch_internals import (
     TensorVariable,
+    compile_context,
+    current_translator,
     dynamo_config,
     frame_compiler,
     function_handlers,
@@ -26,6 +30,7 @@ from lowtide.torch_internals import (
     set_frame_compiler,
 )
 from lowtide.trace.eager.logs import SPEAKING, changes
+from lowtide.trace.eager.nothing_ran import warned_once
 
 __all__ = ["adapt_dynamo", "fresh", "lowtides"]
 
@@ -62,6 +67,9 @@ def adapt_dynamo() -> None:
         handler = handlers.get(function)
         if handler is not None and not hasattr(handler, _MARK):
             handlers[function] = lowtides(_unless_ours(handler))
+    context = compile_context()
+    if not hasattr(context.__init__, _MARK):
+        context.__init__ = lowtides(warned_once(context.__init__, _ours))
     for variable, name, change in changes():
         method = getattr(variable, name)
         if not hasattr(method, _MARK):
@@ -105,8 +113,9 @@ def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
 def _unless_ours(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, which takes nothing apart (gives None) in a function that is compiled for Lowtide."""
 
-    def kept(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if _ours(tx.output.compiler_fn) else method(self, tx, *args, **kwargs)
+    def kept(self: Any, *args: Any, **kwargs: Any) -> Any:
+        translator = args[0] if args and hasattr(args[0], "output") else current_translator()
+        return None if _ours(translator.output.compiler_fn) else method(self, *args, **kwargs)
 
     return kept
 

@@ -1,0 +1,170 @@
+"""What is on the device while forward of a step runs in several graphs: noted once, in a rehearsal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import compiler, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lowtide.execute.compile.bits import same_bits
+from lowtide.execute.compile.untouched import untouched
+from lowtide.plan.program.memory import rounded
+from lowtide.torch_internals import storage_id
+
+__all__ = ["ForwardRecord", "RecordedCall", "has_storage"]
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """A call of a graph while the step was rehearsed."""
+
+    graph: Any
+    """The graph that was called."""
+    allocated: int
+    """What was on a CUDA device when it began."""
+    given: dict[int, int]
+    """Storages that go in, with their bytes."""
+    leaves: set[int]
+    """Those among them that no graph of this step has made: parameters, buffers, the batch."""
+    trained: set[int]
+    """Those among them that get a gradient."""
+    results: dict[int, int] = field(default_factory=dict)
+    saved: frozenset[int] = frozenset()
+    """Storages that autograd had saved outside of graphs when it began."""
+    alive: list[Any] = field(default_factory=list)
+    """What went in and came out: its memory is not given to others meanwhile."""
+
+
+class ForwardRecord:
+    """The calls of graphs in forward of a step, and what is on the device meanwhile."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.calls: list[RecordedCall] = []
+        self.python_bytes = 0
+        """What is saved for backward by code that torch did not capture."""
+        tensors = [tensor for module in modules for tensor in module.state_dict(keep_vars=True).values()]
+        self._devices = {tensor.device for tensor in tensors}
+        self._resident = {
+            storage_id(tensor): (_size(tensor), tensor.requires_grad)
+            for tensor in tensors
+            if has_storage(tensor)
+        }
+        """Parameters and buffers of the modules by their storage: bytes, and whether they are trained."""
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What the step updates meanwhile, and its value before."""
+        self._inside = False
+        """Whether a graph runs now."""
+        self._saved: dict[int, tuple[torch.Tensor, int]] = {}
+        """What autograd has saved meanwhile outside of graphs, by its storage, with its bytes."""
+        self.restore([tensor for module in modules for tensor in module.buffers()])
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Inside, forward runs; afterwards buffers and random states are what they were."""
+        with untouched([], self._devices):
+            try:
+                with saved_tensors_hooks(_uncompiled(self._save), _uncompiled(_as_it_is)):
+                    yield
+            finally:
+                self._put_back()
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note what autograd saves outside of graphs."""
+        if not self._inside and has_storage(tensor):
+            self._saved[storage_id(tensor)] = tensor.detach(), _size(tensor)
+        return tensor
+
+    def restore(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the values that these tensors have now back when the rehearsal ends."""
+        for tensor in tensors:
+            if id(tensor) not in self._before:
+                self._before[id(tensor)] = tensor, tensor.detach().clone()
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, value in self._before.values():
+                if not same_bits(tensor, value):
+                    tensor.copy_(value)
+        self._before.clear()
+
+    @contextlib.contextmanager
+    def call(self, graph: Any, arguments: Sequence[Any]) -> Iterator[Callable[[Any], None]]:
+        """A call of a graph while the step is rehearsed; is told what comes of it."""
+        passed = {s for one in self.calls for s in one.results}
+        tensors = [a for a in arguments if has_storage(a)]
+        given = {storage_id(a): _size(a) for a in tensors}
+        leaves = {storage_id(a) for a in tensors if a.grad_fn is None} - passed
+        trained = {storage_id(a) for a in tensors if a.is_leaf and a.requires_grad}
+        saved = frozenset(self._saved)
+        one = RecordedCall(graph, _allocated(arguments), given, leaves, trained, saved=saved)
+        one.alive += tensors
+        self.calls.append(one)
+
+        def told(results: Any) -> None:
+            found = [r for r in results if has_storage(r)] if isinstance(results, tuple | list) else []
+            one.results = {storage_id(r): _size(r) for r in found}
+            one.alive += found
+
+        self._inside = True
+        try:
+            yield told
+        finally:
+            self._inside = False
+
+    def around(self, held_by: Mapping[Any, int]) -> tuple[list[int], int]:
+        """For each call what is on the device besides what graphs hold for themselves and what goes in.
+
+        Also the same at the end of forward. ``held_by`` says what each graph has held.
+        """
+        leaves = {s: size for s, (size, _) in self._resident.items()}
+        leaves |= {s: call.given[s] for call in self.calls for s in call.leaves}
+        trained = {s for call in self.calls for s in call.trained}
+        by_python = {s for s, (_, wanted) in self._resident.items() if wanted and s in self._saved} - trained
+        known: dict[int, int] = dict(leaves)
+        held = 0
+        found: list[int] = []
+        for k, call in enumerate(self.calls):
+            known |= call.given
+            later = {s for other in self.calls[k + 1 :] for s in other.trained} - call.trained
+            gradients = sum(leaves.get(s, 0) for s in later | by_python)
+            there = sum(known.values())
+            others = max(self._by_python(call.saved, known), call.allocated - there - held)
+            found.append(there - sum(call.given.values()) + gradients + others)
+            held += held_by[call.graph]
+            known |= call.results
+        self.python_bytes = self._by_python(self._saved, known)
+        return found, sum(known.values()) + self.python_bytes
+
+    def _by_python(self, saved: Collection[int], known: dict[int, int]) -> int:
+        """What autograd has saved outside of graphs, but for what goes in and out of them."""
+        return sum(self._saved[s][1] for s in saved if s not in known)
+
+
+def _uncompiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which torch does not compile where the user's code makes it run."""
+    disabled: Callable[[Any], Any] = compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def has_storage(value: Any) -> bool:
+    """Whether this is a tensor in memory of its own or another's."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return rounded(tensor.untyped_storage().nbytes(), tensor.device.type)
+
+
+def _allocated(arguments: Sequence[Any]) -> int:
+    """What is allocated on the CUDA device of the arguments; 0 where they are on none."""
+    device = next((a.device for a in arguments if isinstance(a, torch.Tensor) and a.is_cuda), None)
+    return 0 if device is None else torch.cuda.memory_allocated(device)

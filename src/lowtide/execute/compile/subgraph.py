@@ -1,0 +1,190 @@
+"""One graph of a step that torch captures in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.errors import InfeasibleError
+from lowtide.execute.compile.first_call import Compile
+from lowtide.execute.compile.forward_record import ForwardRecord, has_storage
+from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.verify import Verification
+from lowtide.execute.memory.device import Room
+from lowtide.execute.planning.plan_step import plan_joint
+from lowtide.execute.runtime.handover import handed_over, old_values
+from lowtide.execute.runtime.instructions import random_again
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.witness import Witness
+from lowtide.graph import RESIDENT_ROLES
+from lowtide.plan.budget import Budget
+from lowtide.plan.make.share_budget import GraphPlan, SharedGraph
+from lowtide.plan.program.memory import allocated_bytes
+from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
+from lowtide.plan.request import PlanRequest
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.step.joint import Joint, Leaf
+
+__all__ = ["Subgraph", "Together"]
+
+_SEARCHES = 8
+"""A graph is planned about so many times: its time for one is that part of the time limit."""
+_SHORTEST = 0.2
+"""Seconds for one search at least."""
+
+
+@dataclass(slots=True)
+class Together:
+    """What the graphs of a step have in common."""
+
+    request: PlanRequest
+    record: ForwardRecord | None = None
+    """While forward of the step is rehearsed."""
+    share: float = 0.0
+    """How far graphs are from their smallest peak to their plain one, on average."""
+    count: int = 0
+    """How many graphs there are."""
+
+
+class _Alone(Room):
+    """The device, as if nothing else were on it: what is there is counted for all graphs together."""
+
+    def outside_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
+
+class Subgraph(Planned):
+    """One graph of a step."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        compiler: Compile,
+        layouts: Layouts,
+        together: Together,
+    ) -> None:
+        super().__init__(module, leaves, compiler, layouts, together.request, None, Rehearsal())
+        self.together = together
+        self.joint: Joint | None = None
+        self.smallest: Plan | None = None
+        self.plan: Plan | None = None
+        self.arguments: list[Any] = []
+        """Those of the rehearsal, until it ends."""
+        self._again: Callable[[PlanRequest], Plan] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments."""
+        record = self.together.record
+        if record is None:
+            if self._ready is None:
+                self._ready = self.made(arguments)
+            return self._ready(*arguments)
+        with record.call(self, arguments) as told:
+            if self._ready is None:
+                self._ready = self.made(arguments)
+            self.arguments = list(arguments)
+            record.restore(self._changed(arguments))
+            results = self._ready(*arguments)
+            told(results)
+        return results
+
+    def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """Arguments that the graph updates."""
+        if self.joint is None:
+            return []
+        names = {self.joint.graph.tensors[t].name for t in self.joint.graph.updated}
+        pairs = zip(arguments, self.leaves, strict=False)
+        return [a for a, leaf in pairs if has_storage(a) and leaf.name in names]
+
+    def _best(
+        self,
+        joint: Joint,
+        run: Callable[..., object] | None,
+        room: Room,
+        arguments: Sequence[Any],  # noqa: ARG002
+        state: Sequence[torch.Tensor],  # noqa: ARG002
+        pinned: Sequence[int],
+    ) -> Plan:
+        """The smallest plan while the step is rehearsed; later one with the share that others have."""
+        alone = _Alone([])
+        alone.device, alone.argument_bytes = room.device, room.argument_bytes
+
+        def planned(request: PlanRequest) -> Plan:
+            return plan_joint(joint, run, alone, request.without("tile"), pinned=pinned)
+
+        self.joint, self._again = joint, planned
+        self.smallest = self._smallest(planned)
+        wanted = self.smallest.predicted.peak_bytes
+        if self.together.record is None:  # met later
+            plain = self.smallest.plain.peak_bytes
+            wanted = max(wanted, int(wanted + self.together.share * (plain - wanted)))
+        self.plan = self.planned(wanted)
+        return self.plan
+
+    def _smallest(self, planned: Callable[[PlanRequest], Plan]) -> Plan:
+        """The plan with the smallest peak that is found."""
+        request = self._limited(1)
+        try:
+            return planned(request)
+        except InfeasibleError as error:
+            return planned(replace(request, budget=Budget(bytes=error.smallest_budget)))
+
+    def _limited(self, peak: int) -> PlanRequest:
+        seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
+        return replace(self._request.within(seconds), budget=Budget(bytes=peak))
+
+    def planned(self, peak: int) -> Plan:
+        """A plan with at most this peak."""
+        assert self._again is not None
+        assert self.smallest is not None
+        if peak <= self.smallest.predicted.peak_bytes:
+            return self.smallest
+        return self._again(self._limited(peak))
+
+    def shared(self) -> SharedGraph[Plan]:
+        """The graph as one of several."""
+        assert self.smallest is not None
+
+        def plan(peak: int) -> GraphPlan[Plan]:
+            found = self.planned(peak)
+            return GraphPlan(found.predicted.peak_bytes, self.held(found), found.predicted.seconds, found)
+
+        return SharedGraph(self.smallest.predicted.peak_bytes, self.smallest.plain.peak_bytes, plan)
+
+    def held(self, plan: Plan) -> int:
+        """What its forward leaves for its backward, besides what goes in and comes out.
+
+        Random states and buffers as they were before are among it.
+        """
+        assert self.joint is not None
+        graph, program = self.joint.graph, plan.program
+        owner, old = graph.storages(), old_values(graph)
+        handed = handed_over(self.joint, program, frozenset(), old)
+        outside = {owner[t] for t in self.joint.outputs if t is not None}
+        held = {owner[t] for t in handed} - outside
+        kept = [t for t in held if t in old or graph.tensors[t].role not in RESIDENT_ROLES]
+        states = len(random_again(self.joint, program)) * RANDOM_STATE_BYTES
+        return states + sum(allocated_bytes(graph.tensors[t]) for t in kept)
+
+    def adopt(self, plan: Plan, *, verify: bool) -> None:
+        """Run by this plan from now on, once it is compared with eager where that is asked for."""
+        self.plan = plan
+        made: list[Interpreter] = []
+
+        def promise(interpreter: Interpreter) -> None:
+            interpreter.plan = plan
+            made.append(interpreter)
+
+        witness = Witness(self.layouts)
+        ready = self.compiled(self.arguments, lambda _: plan.program, promise)
+        if verify and made and self.joint is not None:
+            compare = Verification(self.module, self.arguments, self.leaves, self.joint, plan).compare
+            self.rehearsed(ready, made[-1], self.arguments, witness, compare)
+        self._ready = ready
