@@ -1,6 +1,8 @@
 """A step in several graphs: each is planned, together they stay inside one budget, and the results are those of eager."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -265,3 +267,37 @@ def test_what_torch_cannot_capture_whole_runs(name):
             torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
         )
         assert same(model.buffers(), twin.buffers())
+
+
+def test_nothing_of_the_rehearsal_is_held():
+    model = Branching()
+    x = torch.randn(64, WIDTH)
+    storage = weakref.ref(x.untyped_storage())
+    before = live_bytes()
+    step = lowtide.fit(loss_of, model, x, budget="70%", time_limit=0.3)
+    gc.collect()
+    assert live_bytes() - before < x.nbytes, "activations of the rehearsal are held"
+    del x
+    gc.collect()
+    assert storage() is None
+    assert step.plans
+
+
+def live_bytes():
+    """Bytes of all tensors on the host that Python knows of, each storage once."""
+    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
+    found = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(found.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [Branching, Reading, Experts, InLayers])
+def test_steps_in_several_graphs_on_cuda_are_those_of_eager(kind):
+    torch.manual_seed(3)
+    model, x = kind().cuda(), torch.randn(4096, WIDTH, device="cuda")
+    twin = copy.deepcopy(model)
+    step = fitted(model, x, "100%")
+    for seed in range(3):
+        x = torch.randn(4096, WIDTH, device="cuda")
+        assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))

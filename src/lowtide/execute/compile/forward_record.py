@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.untouched import untouched
+from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
 from lowtide.torch_internals import storage_id
 
@@ -79,6 +80,12 @@ class ForwardRecord:
             self._saved[storage_id(tensor)] = tensor.detach(), _size(tensor)
         return tensor
 
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self.calls.clear()
+        self._saved.clear()
+        self._before.clear()
+
     def restore(self, tensors: Sequence[torch.Tensor]) -> None:
         """Put the values that these tensors have now back when the rehearsal ends."""
         for tensor in tensors:
@@ -95,13 +102,14 @@ class ForwardRecord:
     @contextlib.contextmanager
     def call(self, graph: Any, arguments: Sequence[Any]) -> Iterator[Callable[[Any], None]]:
         """A call of a graph while the step is rehearsed; is told what comes of it."""
+        self._inside = True
         passed = {s for one in self.calls for s in one.results}
         tensors = [a for a in arguments if has_storage(a)]
         given = {storage_id(a): _size(a) for a in tensors}
         leaves = {storage_id(a) for a in tensors if a.grad_fn is None} - passed
         trained = {storage_id(a) for a in tensors if a.is_leaf and a.requires_grad}
         saved = frozenset(self._saved)
-        one = RecordedCall(graph, _allocated(arguments), given, leaves, trained, saved=saved)
+        one = RecordedCall(graph, Room(arguments).allocated_bytes(), given, leaves, trained, saved=saved)
         one.alive += tensors
         self.calls.append(one)
 
@@ -110,7 +118,6 @@ class ForwardRecord:
             one.results = {storage_id(r): _size(r) for r in found}
             one.alive += found
 
-        self._inside = True
         try:
             yield told
         finally:
@@ -162,9 +169,3 @@ def has_storage(value: Any) -> bool:
 
 def _size(tensor: torch.Tensor) -> int:
     return rounded(tensor.untyped_storage().nbytes(), tensor.device.type)
-
-
-def _allocated(arguments: Sequence[Any]) -> int:
-    """What is allocated on the CUDA device of the arguments; 0 where they are on none."""
-    device = next((a.device for a in arguments if isinstance(a, torch.Tensor) and a.is_cuda), None)
-    return 0 if device is None else torch.cuda.memory_allocated(device)

@@ -126,7 +126,13 @@ class Subgraph(Planned):
             plain = self.smallest.plain.peak_bytes
             wanted = max(wanted, int(wanted + self.together.share * (plain - wanted)))
         self.plan = self.planned(wanted)
+        if self.together.record is None:
+            self.let_go()
         return self.plan
+
+    def let_go(self) -> None:
+        """Hold no arguments any more; it is not planned again."""
+        self.arguments, self._again = [], None
 
     def _smallest(self, planned: Callable[[PlanRequest], Plan]) -> Plan:
         """The plan with the smallest peak that is found."""

@@ -59,8 +59,9 @@ class Subgraphs:
                 self._plan(record, verify=verify)
         finally:
             self.together.record = None
+            record.clear()
             for one in self.made:
-                one.arguments = []
+                one.let_go()
 
     def note(self, module: fx.GraphModule) -> None:
         """Remember why a graph ends where it does."""
@@ -99,9 +100,7 @@ class Subgraphs:
         calls = [GraphCall(number[one.graph], size) for one, size in zip(record.calls, around, strict=True)]
         plain = [graph.plan(graph.plain_bytes) for graph in graphs]
         self.plain_bytes = shared_peak(calls, plain, end)
-        arguments = [a for one in called for a in one.arguments]
-        free = Room(arguments).free_bytes() if self.together.request.budget.auto else None
-        self.budget_bytes = self.together.request.budget.resolve(self.plain_bytes, free)
+        self.budget_bytes = self._budget(called)
         try:
             chosen = share_budget(graphs, calls, self.budget_bytes, end)
         except InfeasibleError as error:
@@ -117,6 +116,11 @@ class Subgraphs:
         self.together.share = min(1.0, max(0.0, sum(above) / sum(spans))) if sum(spans) else 1.0
         for graph, one in zip(called, chosen, strict=True):
             graph.adopt(one.plan, verify=verify)
+
+    def _budget(self, called: Sequence[Subgraph]) -> int:
+        budget = self.together.request.budget
+        arguments = [a for one in called for a in one.arguments]
+        return budget.resolve(self.plain_bytes, Room(arguments).free_bytes() if budget.auto else None)
 
     @property
     def plans(self) -> list[Plan]:

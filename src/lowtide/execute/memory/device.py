@@ -37,6 +37,10 @@ class Room:
         self._settled()
         return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER
 
+    def allocated_bytes(self) -> int:
+        """What is allocated on a CUDA device, the arguments included; 0 on the host."""
+        return self.outside_bytes() + self.argument_bytes if self.device.type == "cuda" else 0
+
     def free_bytes(self) -> int:
         """What a step may take here in all, with its arguments and what is beside it, less a margin."""
         if self.device.type != "cuda":

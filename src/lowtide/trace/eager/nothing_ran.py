@@ -6,6 +6,7 @@ without a word. Results are right then, but nothing is inside a budget.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,8 @@ def _watching() -> Callable[[], Callable[[], None]]:
         before = _COUNT[0]
 
         def leave() -> None:
-            if calls[0] == 1 and _COUNT[0] == before:
+            failed = sys.exc_info()[1] is not None
+            if _COUNT[0] == before and not failed:
                 warnings.warn(_TOLD, stacklevel=3)
 
         return leave if calls[0] == 1 else _nothing
