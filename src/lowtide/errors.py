@@ -86,7 +86,8 @@ class InfeasibleError(PlanError):
     ``proven`` says that none exists for the budget that was asked for. Both hold for the programs that
     ``holds_for`` names, as ``HoldsFor`` of a plan does. ``plain_peak`` and ``plain_seconds`` are
     what the step takes without a plan, where that is known, and ``solve_seconds`` what the search took.
-    ``known`` is the schedule with the smallest peak, where one was looked for.
+    ``known`` is the schedule with the smallest peak, where one was looked for, and ``plan`` the Plan for
+    ``smallest_budget``.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class InfeasibleError(PlanError):
         self.proven = proven
         self.holds_for = holds_for
         self.known = known
+        self.plan: object = None
         self.plain_peak = 0
         self.plain_seconds = 0.0
         self.solve_seconds = 0.0

@@ -210,3 +210,13 @@ def test_the_shortest_path_keeps_its_deadline(monkeypatch):
     assert not exact(problem, 10 * n // 2, order, states=10**9, deadline=0.2).finished
     assert 20 < next(looks) < 30, "it ends a few looks at the clock behind its deadline"
     assert not exact(problem, 10 * n // 2, order, states=1000).finished
+
+
+def test_a_refusal_has_the_plan_for_the_budget_that_it_names(unet):
+    graph = unet.graph
+    costs = Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
+    with pytest.raises(InfeasibleError) as error:
+        plan_for(graph, costs, Budget(bytes=PLAIN_PEAK // 4), time_limit=1)
+    plan = error.value.plan
+    assert plan.budget_bytes == error.value.smallest_budget >= plan.predicted.peak_bytes
+    assert simulate(graph, plan.program).peak_bytes == plan.predicted.peak_bytes

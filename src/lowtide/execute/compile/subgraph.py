@@ -140,7 +140,9 @@ class Subgraph(Planned):
         try:
             return planned(request)
         except InfeasibleError as error:
-            return planned(replace(request, budget=Budget(bytes=error.smallest_budget)))
+            if not isinstance(error.plan, Plan):
+                raise
+            return error.plan
 
     def _limited(self, peak: int) -> PlanRequest:
         seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))

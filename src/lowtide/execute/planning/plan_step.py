@@ -7,7 +7,6 @@ import hashlib
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
 from lowtide.documents import read_document, write_document
-from lowtide.errors import FileError, LowtideError
+from lowtide.errors import FileError, InfeasibleError, LowtideError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host, refuse_too_much
 from lowtide.execute.memory.optimizer_state import with_state
@@ -95,7 +94,10 @@ def plan_joint(
         return make_plan(graph, costs, asked, DeviceRoom(outside, free, usable, pinned), able=able)
 
     if plan is None or (optional and not fits_host(graph, plan.program)):
-        plan = made(request)
+        try:
+            plan = made(request)
+        except InfeasibleError as error:
+            plan = kept.smallest(error)
         if optional and not fits_host(graph, plan.program):
             plan = made(request.without("offload"))
         if plan.interrupted:
@@ -223,33 +225,55 @@ class Kept:
         self.graph, self.able, self.outside, self.free = graph, able, outside, free
         self.budget, self.offload = request.budget, request.offload
         self.wanted = request.cache
-        asked = (
-            request.budget,
-            request.methods,
-            request.auto,
-            request.cost,
-            request.limits.time_limit,
-            request.limits.seed,
-        )
-        parts = [repr(asked), repr(sorted(able)), environment(kind).key, str(outside), str(free)]
-        parts += [
+        step = [
+            repr((request.methods, request.auto, request.cost)),
+            repr(sorted(able)),
+            environment(kind).key,
+            str(outside),
             repr(request.offload),
             str(request.crossing),
             repr(sorted(room.pinned)),
             str(whole is not None),
         ]
-        digest = hashlib.sha256(msgspec.json.encode(graph) + "\0".join(parts).encode())
-        self.name = f"plan-{digest.hexdigest()[:32]}.json"
+        asked = repr((request.budget, request.limits.time_limit, request.limits.seed, free))
+        encoded = msgspec.json.encode(graph)
+        self.name = _file_name("plan", encoded, [asked, *step])
+        self.smallest_name = _file_name("smallest", encoded, step)
 
     def load(self) -> Plan | None:
         """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
+        plan = self._read(self.name)
+        with contextlib.suppress(LowtideError):
+            if plan is not None and self._asked_for(plan) and self._fits(plan):
+                return plan
+        return None
+
+    def smallest(self, error: InfeasibleError) -> Plan:
+        """The plan with the smallest peak, where it keeps the budget; else the error, which has that plan.
+
+        It is kept: a budget that an error has named works, however little a search finds the next time.
+        """
+        known, found = self._read(self.smallest_name), error.plan
+        if known is not None and not (self._fits(known) and set(known.offload) <= set(self.offload)):
+            known = None
+        if isinstance(found, Plan) and (known is None or _peak(found) < _peak(known)):
+            known = found
+            self._write(self.smallest_name, found)
+        error.plan = known
+        size = self.budget.resolve(error.plain_peak, self.free)
+        if known is None or _peak(known) > size:
+            raise error
+        return msgspec.structs.replace(known, budget_bytes=size)
+
+    def _read(self, name: str) -> Plan | None:
+        """A valid plan for this step and device."""
         if not self.wanted:
             return None
         with contextlib.suppress(LowtideError):
-            plan = read_document(self._path(), Plan)
-            if plan.beside_bytes == self.outside and not plan.interrupted and self._asked_for(plan):
+            plan = read_document(cache_folder() / "plans" / name, Plan)
+            if plan.beside_bytes == self.outside and not plan.interrupted:
                 valid_plan(plan)
-                return plan if self._fits(plan) else None
+                return plan
         return None
 
     def _asked_for(self, plan: Plan) -> bool:
@@ -266,15 +290,24 @@ class Kept:
         return plan.graph == with_state(joint.graph, self.state)
 
     def store(self, plan: Plan) -> None:
-        """Keep the plan, whole or not at all; a folder that cannot be written is no reason to fail.
+        """Keep the plan, but none from times that a busy machine disturbed: they are measured again."""
+        if not plan.disturbed:
+            self._write(self.name, plan)
 
-        One from times that a busy machine disturbed is not kept: the next run measures them again.
-        """
-        if not self.wanted or plan.disturbed:
+    def _write(self, name: str, plan: Plan) -> None:
+        """Write a plan, whole or not at all; a folder that cannot be written is no reason to fail."""
+        if not self.wanted:
             return
         with contextlib.suppress(LowtideError, OSError):
-            self._path().parent.mkdir(parents=True, exist_ok=True)
-            write_document(self._path(), plan)
+            path = cache_folder() / "plans" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_document(path, plan)
 
-    def _path(self) -> Path:
-        return cache_folder() / "plans" / self.name
+
+def _peak(plan: Plan) -> int:
+    return plan.predicted.peak_bytes
+
+
+def _file_name(kind: str, graph: bytes, parts: Sequence[str]) -> str:
+    digest = hashlib.sha256(graph + "\0".join(parts).encode())
+    return f"{kind}-{digest.hexdigest()[:32]}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -92,14 +93,19 @@ def make_plan(
                 if not leaves:
                     raise
                 tried.append(at_the_lowest(there, costs, error, leaves, task, limits))
-            except InfeasibleError as last:
-                refused.append((there, last, leaves))
+            except InfeasibleError as lowest:
+                refused.append((there, lowest, leaves))
         except MemoryError as error:
             raise PlanError("the host has no memory left to search for a plan in; free some") from error
         if tried and tried[-1].found.interrupted:
             break
     if not tried:
-        told = _refused(*refused[-1], task, holds_for)
+        there, last, leaves = refused[-1]
+        told = _refused(there, last, leaves, task, holds_for)
+        works = replace(task, budget=told.smallest_budget)
+        with contextlib.suppress(InfeasibleError):
+            least = at_the_lowest(there, costs, last, leaves, works, limits)
+            told.plan = _plan(graph, costs, least.found, turned(least.program), works, holds_for)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         told.solve_seconds = time.monotonic() - began
         raise told
