@@ -35,13 +35,13 @@ def test_dynamo_is_imported_when_it_is_asked_for():
 def test_dynamo_itself_is_changed():
     from torch._dynamo import convert_frame
 
-    assert torch_internals.frame_compiler() is convert_frame._compile
+    assert torch_internals.part_of_compiler("frame") is convert_frame._compile
     before = convert_frame._compile
     try:
-        torch_internals.set_frame_compiler(len)
+        torch_internals.set_part_of_compiler("frame", len)
         assert convert_frame._compile is len
     finally:
-        torch_internals.set_frame_compiler(before)
+        torch_internals.set_part_of_compiler("frame", before)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ when a release does; ``tests/test_architecture.py`` holds the other modules to i
 says in which versions of torch it was seen. What differs between versions is handled here too.
 
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
-
-Names that ``import torch`` brings are imported at once. Dynamo, AOTAutograd and Inductor take seconds to
-import: their names are looked up when another module first imports them from here.
+Dynamo, AOTAutograd and Inductor take seconds to import: their names are looked up when another module first
+imports them from here.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -91,7 +91,6 @@ __all__ = [
     "empty_host_cache",
     "expressions",
     "forget_kernels",
-    "frame_compiler",
     "free_weak_storage",
     "function_handlers",
     "functorch_config",
@@ -103,12 +102,13 @@ __all__ = [
     "last_sequence_number",
     "min_cut_partition",
     "overload_name",
+    "part_of_compiler",
     "pause_device",
     "record_range",
     "running_sequence_number",
     "saved_tensors_are_hooked",
     "schema_of",
-    "set_frame_compiler",
+    "set_part_of_compiler",
     "sparse_entries",
     "start_memory_recorder",
     "stop_memory_recorder",
@@ -169,28 +169,31 @@ def current_translator() -> Any:
     return InstructionTranslator.current_tx()
 
 
-def frame_compiler() -> Callable[..., Any] | None:
-    """What Dynamo compiles a frame with; None where it has none. Seen in 2.11, 2.13, 2.14."""
-    from torch._dynamo import convert_frame
+_PARTS = {
+    # What Dynamo compiles a frame with. Seen in 2.11, 2.13, 2.14.
+    "frame": ("torch._dynamo.convert_frame", "_compile"),
+    # What AOTAutograd compiles with once it has traced. Seen in 2.10, 2.11, 2.13.
+    "traced": ("torch._functorch.aot_autograd", "aot_stage2_compile"),
+}
 
-    return getattr(convert_frame, "_compile", None)
+
+def part_of_compiler(name: str) -> Callable[..., Any] | None:
+    """A function of torch's compiler: ``frame`` or ``traced``. None where this version has none."""
+    module, attribute = _PARTS[name]
+    return getattr(import_module(module), attribute, None)
+
+
+def set_part_of_compiler(name: str, function: Callable[..., Any]) -> None:
+    """Have torch's compiler call this instead."""
+    module, attribute = _PARTS[name]
+    setattr(import_module(module), attribute, function)
 
 
 def compile_context() -> Any:
-    """The class of what ``torch.compile`` wraps a function in. Seen in 2.11, 2.13.
-
-    Its ``enter_exit_hooks`` are called before each call, and what they give after it.
-    """
+    """What ``torch.compile`` wraps a function in: a class with hooks for each call. Seen in 2.11, 2.13."""
     from torch._dynamo import eval_frame
 
     return eval_frame.OptimizeContext
-
-
-def set_frame_compiler(function: Callable[..., Any]) -> None:
-    """Have Dynamo compile frames with this, in its own module. Seen in 2.11, 2.13, 2.14."""
-    from torch._dynamo import convert_frame
-
-    setattr(convert_frame, "_compile", function)  # noqa: B010
 
 
 def function_handlers() -> dict[Any, Any]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from lowtide.errors import GraphBreakError, LowtideError, RunError
-from lowtide.execute.compile.first_call import State, Unplanned, Watch
-from lowtide.execute.compile.partition import shells
+from lowtide.execute.compile.aot import State, Watch
+from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
 from lowtide.execute.compile.subgraphs import Subgraphs
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.in_place import able_in_place
-from lowtide.execute.runtime.interpreter import Interpreter
-from lowtide.execute.runtime.parameter_offload import bring_back, guarded
-from lowtide.execute.tiling.plan_tiles import has_loop, with_loop
+from lowtide.execute.tiling.plan_tiles import has_loop
 from lowtide.graph import Graph
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
@@ -27,28 +24,17 @@ from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.suggest import did_you_mean
 from lowtide.torch_internals import (
-    TracingContext,
-    aot_autograd,
-    backward_keeps_graph,
-    boxed,
-    inside_double_backward,
     trust_no_dict_versions,
 )
 from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
-from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
-from lowtide.trace.eager.kernels import eager_kernels
-from lowtide.trace.eager.layouts import layouts_of, learned
-from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.eager.layouts import learned
 from lowtide.trace.refusal import (
-    calls_torch,
     raise_through,
     refuse_graph_breaks,
     refuse_what_depends_on_values,
-    traced,
 )
-from lowtide.trace.step.joint import Joint, Leaf, read_joint
+from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.step.leaves import leaves_of
-from lowtide.trace.step.marks import gradient_marks
 from lowtide.trace.step.sizes import has_numbers, has_symbols
 
 __all__ = ["PROGRAMS", "backend", "compile_planned", "compile_with"]
@@ -152,7 +138,7 @@ def compile_with(
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
             program = in_place_too if in_place else plainly
-            return Unplanned(static, leaves, _compiled, learned(), program, watch, state)
+            return Unplanned(static, leaves, learned(), program, watch, state)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
@@ -184,7 +170,7 @@ def compile_planned(
         leaves = leaves_of(module)
 
         def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
-            return Planned(static, leaves, _compiled, learned(), request, seen, rehearses)
+            return Planned(static, leaves, learned(), request, seen, rehearses)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (request, seen), remember)
@@ -203,114 +189,9 @@ def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Ca
         return module
 
     def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
-        return subgraphs.subgraph(module, static, leaves, _compiled, learned())
+        return subgraphs.subgraph(module, static, leaves, learned())
 
     leaves = leaves_of(module)
     if has_symbols(module) or has_numbers(module):
         return Remembering(module, leaves, compiled, id(subgraphs), remember)
     return compiled(module, leaves)
-
-
-@calls_torch
-def _compiled(
-    module: fx.GraphModule,
-    leaves: Sequence[Leaf],
-    inputs: Sequence[Any],
-    program: Callable[[Joint], Program],
-    watch: Watch,
-    state: State = tuple,
-) -> Callable[..., Any]:
-    """The function for these inputs' shapes."""
-    made: list[Interpreter] = []
-
-    def interpreter(joint: Joint) -> Interpreter:
-        chosen = program(joint)
-        made.append(Interpreter(with_loop(joint, chosen), chosen, state))
-        watch(made[-1])
-        return made[-1]
-
-    def partition(
-        joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        copy_gradients(joint, num_fwd_outputs, gradient_strides(inputs))
-        captured = read_joint(as_eager(joint), num_fwd_outputs, leaves, gradient_marks(module))
-        return shells(joint, interpreter(captured), num_fwd_outputs)
-
-    def forward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
-        _nothing_donated()
-        return _boxed(made[-1].forward)
-
-    def backward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
-        return _boxed(_once(made[-1].backward))
-
-    def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        results: Any = graph.graph.output_node().args[0]
-        return _boxed(interpreter(read_joint(as_eager(graph), len(results), leaves)).forward)
-
-    known = layouts_of([value for value in inputs if isinstance(value, torch.Tensor)])
-    with traced(), eager_kernels(known):
-        compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=forward,
-            bw_compiler=backward,
-            inference_compiler=inference,
-            partition_fn=partition,
-            keep_inference_input_mutations=True,
-        )(module, inputs)
-    return _watched_over(compiled, made)
-
-
-def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:
-    """The function; leaves that it leaves on the host are back when they are read, or without a backward."""
-
-    def call(*arguments: Any) -> Any:
-        results = compiled(*arguments)
-        travellers, made[-1].travellers = made[-1].travellers, []
-        if travellers:
-            guarded(results, travellers)
-        return results
-
-    return call if made and made[-1].leaves else compiled
-
-
-def _nothing_donated() -> None:
-    """Say that backward writes over nothing: torch's own refusal of a second backward would hide ours."""
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
-
-
-def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """A function that takes its arguments in a list and may empty it, so that they die when consumed."""
-
-    def call(arguments: list[Any]) -> list[Any]:
-        return function(arguments)
-
-    return boxed(call)
-
-
-def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """Backward, refused where the caller wants to come back for more: what it reads dies as it is read."""
-
-    def call(arguments: list[Any]) -> list[Any]:
-        if backward_keeps_graph() or _differentiated():
-            arguments.clear()
-            bring_back()
-            raise RunError(
-                "retain_graph=True and create_graph=True are not possible in a step that Lowtide runs: "
-                "memory is given back while backward runs, and backward has no gradient of its own. Add the "
-                "losses up and call backward once, or call the compiled function once for each backward "
-                "(several losses from one call: add them up before backward, even where torch suggests "
-                "retain_graph=True); leave what needs second derivatives uncompiled"
-            )
-        return backward(arguments)
-
-    return call
-
-
-def _differentiated() -> bool:
-    """Whether backward is to have a backward (create_graph).
-
-    The engine leaves gradients on for it. AOTAutograd may run it inside a function of its own, which switches
-    them off: always from torch 2.13 on, before that where something saved requires a gradient.
-    """
-    return torch.is_grad_enabled() or inside_double_backward()

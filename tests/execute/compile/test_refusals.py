@@ -198,7 +198,7 @@ def test_what_torch_cannot_trace_names_the_line(make, argument, text, way):
 
 
 def test_a_fault_of_ours_while_torch_traces_is_no_capture_error(monkeypatch):
-    monkeypatch.setattr("lowtide.execute.backend.as_eager", None)
+    monkeypatch.setattr("lowtide.execute.compile.aot.as_eager", None)
     with pytest.raises(TypeError, match="'NoneType'"):
         compiled(lambda model, x: model(x).exp().sum())(nn.Linear(3, 2), torch.randn(4, 3))
 

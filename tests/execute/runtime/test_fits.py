@@ -204,7 +204,7 @@ def kept(tmp_path, monkeypatch):
     def fit(loss, model, *values, **asked):
         torch._dynamo.reset()
         lowtide.fit(loss, model, *values, time_limit=0.1, cost="estimated", **asked)
-        return seen[-1], seen[-1]._path()
+        return seen[-1], tmp_path / "plans" / seen[-1].name
 
     return fit
 

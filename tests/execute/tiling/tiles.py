@@ -4,10 +4,11 @@ from unittest.mock import patch
 
 import torch
 
-from lowtide.execute.backend import _compiled
 from lowtide.execute.compare.tiles import plain_tiles
+from lowtide.execute.compile.aot import Aot
 from lowtide.execute.tiling import plan_tiles as tiling
 from lowtide.graph.tiles import Cut, grid_of
+from lowtide.trace.eager.layouts import fake_arguments, learned
 from lowtide.trace.step.leaves import leaves_of
 from lowtide.trace.tiles.owned import Owned
 from lowtide.trace.tiles.tiling import Tiling
@@ -36,7 +37,9 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own
             return cuts[-1]
 
         with patch.object(tiling, "looped", once):
-            return _compiled(module, leaves_of(module), inputs, planned, lambda _: None)
+            mode = learned().mode()
+            traced = Aot(module, leaves_of(module), fake_arguments(mode, inputs), mode)
+            return traced.compiled(planned, lambda _: None, tuple)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)
 

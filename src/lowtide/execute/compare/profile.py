@@ -19,7 +19,7 @@ from lowtide.cost.record import record
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_with
-from lowtide.execute.compile.untouched import untouched
+from lowtide.execute.compile.trial import untouched
 from lowtide.execute.compile.user_code import check_loss, check_number, in_the_users_terms, too_large
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph

@@ -12,34 +12,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from lowtide.errors import LowtideError, PlanError, RunError
+from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
-from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
-from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
-from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.step.joint import Leaf
 
-__all__ = ["Compile", "FirstCall", "State", "Unplanned", "Watch"]
-
-Programs = Callable[[Joint], Program]
-Watch = Callable[[Interpreter], None]
-State = Callable[[], Sequence[torch.Tensor]]
-Compile = Callable[
-    [fx.GraphModule, Sequence[Leaf], Sequence[Any], Programs, Watch, State], Callable[..., Any]
-]
-"""Makes a function of a module, its leaves and inputs run by a Program; shows the interpreter.
-
-The state is that of an optimiser.
-"""
+__all__ = ["FirstCall", "Unplanned"]
 
 _CAPTURES = 8
 """A function is captured so many times at most: what is learned shows what else is to be learned."""
@@ -48,23 +35,28 @@ _CAPTURES = 8
 class FirstCall(ABC):
     """The function, made ready at its first call."""
 
-    def __init__(
-        self, module: fx.GraphModule, leaves: Sequence[Leaf], compiler: Compile, layouts: Layouts
-    ) -> None:
-        self.module, self.leaves, self._compiler, self.layouts = module, leaves, compiler, layouts
+    def __init__(self, module: fx.GraphModule, leaves: Sequence[Leaf], layouts: Layouts) -> None:
+        self.module, self.leaves, self.layouts = module, leaves, layouts
         self._state: State = tuple
+        self._aot: Aot | None = None
+        """The function as it was traced, while it is made ready."""
         self._ready: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         if self._ready is None:
             self._ready = self.made(arguments)
+            self.let_go()
         return self._ready(*arguments)
+
+    def let_go(self) -> None:
+        """Hold nothing that only making it ready needs."""
+        self._aot = None
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The function, captured again until what it gives is what the capture says."""
         for _ in range(_CAPTURES):
-            witness = Witness(self.layouts)
+            witness, self._aot = Witness(self.layouts), None
             ready = self.make(arguments, witness)
             if ready is not None:
                 return ready
@@ -81,10 +73,10 @@ class FirstCall(ABC):
 
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
-        mode = self.layouts.mode()
-        with tracing(TracingContext(mode)):
-            inputs = fake_arguments(mode, arguments)
-            return self._compiler(self.module, self.leaves, inputs, program, watch, self._state)
+        if self._aot is None:
+            mode = self.layouts.mode()
+            self._aot = Aot(self.module, self.leaves, fake_arguments(mode, arguments), mode)
+        return self._aot.compiled(program, watch, self._state)
 
     def rehearsed(
         self,
@@ -123,13 +115,12 @@ class Unplanned(FirstCall):
         self,
         module: fx.GraphModule,
         leaves: Sequence[Leaf],
-        compiler: Compile,
         layouts: Layouts,
         program: Programs,
         watch: Watch | None,
         state: State,
     ) -> None:
-        super().__init__(module, leaves, compiler, layouts)
+        super().__init__(module, leaves, layouts)
         self._program, self._watch, self._state = program, watch, state
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:

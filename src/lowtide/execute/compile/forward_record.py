@@ -12,7 +12,7 @@ from torch import compiler, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.untouched import untouched
+from lowtide.execute.compile.trial import untouched
 from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
 from lowtide.torch_internals import storage_id

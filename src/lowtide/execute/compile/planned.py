@@ -13,7 +13,7 @@ from torch import fx
 
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
-from lowtide.execute.compile.first_call import Compile, FirstCall
+from lowtide.execute.compile.first_call import FirstCall
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
@@ -73,13 +73,12 @@ class Planned(FirstCall):
         self,
         module: fx.GraphModule,
         leaves: Sequence[Leaf],
-        compiler: Compile,
         layouts: Layouts,
         request: PlanRequest,
         seen: Callable[[Plan], None] | None,
         rehearsal: Rehearsal,
     ) -> None:
-        super().__init__(module, leaves, compiler, layouts)
+        super().__init__(module, leaves, layouts)
         self._request, self._seen, self._rehearsal = request, seen, rehearsal
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
@@ -92,6 +91,7 @@ class Planned(FirstCall):
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
         if self._ready is None or layout(self._state()) != self._planned_for:
             self._ready = self.made(arguments)
+            self.let_go()
         if self._rehearsal.now:
             raise Rehearsed
         return self._ready(*arguments)

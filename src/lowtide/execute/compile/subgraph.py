@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from lowtide.errors import InfeasibleError
-from lowtide.execute.compile.first_call import Compile
 from lowtide.execute.compile.forward_record import ForwardRecord, has_storage
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
@@ -66,11 +65,10 @@ class Subgraph(Planned):
         self,
         module: fx.GraphModule,
         leaves: Sequence[Leaf],
-        compiler: Compile,
         layouts: Layouts,
         together: Together,
     ) -> None:
-        super().__init__(module, leaves, compiler, layouts, together.request, None, Rehearsal())
+        super().__init__(module, leaves, layouts, together.request, None, Rehearsal())
         self.together = together
         self.joint: Joint | None = None
         self.smallest: Plan | None = None
@@ -85,6 +83,7 @@ class Subgraph(Planned):
         if record is None:
             if self._ready is None:
                 self._ready = self.made(arguments)
+                self.let_go()
             return self._ready(*arguments)
         with record.call(self, arguments) as told:
             if self._ready is None:
@@ -126,12 +125,11 @@ class Subgraph(Planned):
             plain = self.smallest.plain.peak_bytes
             wanted = max(wanted, int(wanted + self.together.share * (plain - wanted)))
         self.plan = self.planned(wanted)
-        if self.together.record is None:
-            self.let_go()
         return self.plan
 
     def let_go(self) -> None:
         """Hold no arguments any more; it is not planned again."""
+        super().let_go()
         self.arguments, self._again = [], None
 
     def _smallest(self, planned: Callable[[PlanRequest], Plan]) -> Plan:

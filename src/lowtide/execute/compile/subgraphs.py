@@ -15,7 +15,6 @@ from typing import Any
 from torch import fx, nn
 
 from lowtide.errors import InfeasibleError
-from lowtide.execute.compile.first_call import Compile
 from lowtide.execute.compile.forward_record import ForwardRecord
 from lowtide.execute.compile.subgraph import Subgraph, Together
 from lowtide.execute.memory.device import Room
@@ -78,7 +77,6 @@ class Subgraphs:
         module: fx.GraphModule,
         static: fx.GraphModule,
         leaves: Sequence[Leaf],
-        compiler: Compile,
         layouts: Layouts,
     ) -> Callable[..., Any]:
         """A graph for the shapes of ``static``, or ``static`` itself where too many others were met."""
@@ -86,7 +84,7 @@ class Subgraphs:
         if self._shapes[id(module)] > _SHAPES:
             self.leave("a graph whose shapes come from data runs as it is, after as many as are planned")
             return static
-        made = Subgraph(static, leaves, compiler, layouts, self.together)
+        made = Subgraph(static, leaves, layouts, self.together)
         self.made.append(made)
         self.together.count += 1
         return made

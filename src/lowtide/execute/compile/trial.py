@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lowtide.execute.compile.untouched import untouched
+from lowtide.execute.compile.bits import same_bits
 from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["TrialOutcome", "no_trace", "stepped"]
+__all__ = ["TrialOutcome", "no_trace", "stepped", "untouched"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +74,21 @@ def no_trace(
     changing = [(a, name) for a, name in named if name in updates or (together and users[_storage(a)] > 1)]
     with untouched([a for a, _ in changing], [a.device for a, _ in named]):
         yield changing
+
+
+@contextlib.contextmanager
+def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device]) -> Iterator[None]:
+    """Afterwards these tensors hold what they held, and so do the generators of the host and the devices."""
+    before = [(tensor, tensor.detach().clone()) for tensor in changing]
+    drawing = sorted({device for device in devices if device.type == "cuda"}, key=str)
+    with torch.random.fork_rng(devices=drawing):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in before:
+                    if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
+                        tensor.copy_(value)
 
 
 def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch.Tensor, str]]:

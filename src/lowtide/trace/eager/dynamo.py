@@ -24,10 +24,10 @@ from lowtide.torch_internals import (
     compile_context,
     current_translator,
     dynamo_config,
-    frame_compiler,
     function_handlers,
     inner_backend,
-    set_frame_compiler,
+    part_of_compiler,
+    set_part_of_compiler,
 )
 from lowtide.trace.eager.logs import SPEAKING, changes
 from lowtide.trace.eager.nothing_ran import warned_once
@@ -55,9 +55,9 @@ def lowtides(backend: Callable[..., Any]) -> Callable[..., Any]:
 
 def adapt_dynamo() -> None:
     """Have Dynamo do what Lowtide needs, in functions that are compiled for it; once is enough."""
-    compile_frame = frame_compiler()
+    compile_frame = part_of_compiler("frame")
     if compile_frame is not None and not hasattr(compile_frame, _MARK):
-        set_frame_compiler(lowtides(_often(compile_frame)))
+        set_part_of_compiler("frame", lowtides(_often(compile_frame)))
     for name in _METHODS:
         method = getattr(TensorVariable, name, None)
         if method is not None and not hasattr(method, _MARK):

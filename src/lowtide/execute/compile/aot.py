@@ -1,0 +1,239 @@
+"""A function that AOTAutograd has traced once, compiled for as many Programs as are asked for.
+
+Tracing takes longer than anything else that torch does for a step. A step is compiled twice at least: by the
+plain Program to be measured, then as it is planned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.errors import RunError
+from lowtide.execute.compile.partition import shells
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.parameter_offload import bring_back, guarded
+from lowtide.execute.tiling.plan_tiles import with_loop
+from lowtide.plan.program.instructions import Program
+from lowtide.torch_internals import (
+    FakeTensorMode,
+    TracingContext,
+    aot_autograd,
+    backward_keeps_graph,
+    boxed,
+    inside_double_backward,
+    part_of_compiler,
+    set_part_of_compiler,
+    tracing,
+)
+from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
+from lowtide.trace.eager.kernels import eager_kernels
+from lowtide.trace.eager.layouts import layouts_of
+from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.refusal import calls_torch, traced
+from lowtide.trace.step.joint import Joint, Leaf, read_joint
+from lowtide.trace.step.marks import gradient_marks
+
+__all__ = ["Aot", "Programs", "State", "Watch"]
+
+Programs = Callable[[Joint], Program]
+Watch = Callable[[Interpreter], None]
+State = Callable[[], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilers:
+    """What AOTAutograd asks for the parts of a function."""
+
+    partition: Callable[..., Any]
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    inference: Callable[..., Any]
+
+
+class Aot:
+    """The function for the shapes of its inputs, which are fake tensors of one mode."""
+
+    def __init__(
+        self, module: fx.GraphModule, leaves: Sequence[Leaf], inputs: Sequence[Any], mode: FakeTensorMode
+    ) -> None:
+        self._module, self._leaves, self._inputs, self._mode = module, leaves, inputs, mode
+        self._joint: Joint | None = None
+        self._traced: _Traced | None = None
+
+    @calls_torch
+    def compiled(self, program: Programs, watch: Watch, state: State) -> Callable[..., Any]:
+        """The function run by a Program; shows the interpreter. The state is that of an optimiser."""
+        made: list[Interpreter] = []
+
+        def interpreter(joint: Joint) -> Interpreter:
+            self._joint = joint
+            chosen = program(joint)
+            made.append(Interpreter(with_loop(joint, chosen), chosen, state))
+            watch(made[-1])
+            return made[-1]
+
+        def partition(
+            joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
+        ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            return shells(joint, interpreter(self._read(joint, num_fwd_outputs)), num_fwd_outputs)
+
+        def forward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
+            _nothing_donated()
+            return _boxed(made[-1].forward)
+
+        def backward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
+            return _boxed(_once(made[-1].backward))
+
+        def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+            results: Any = graph.graph.output_node().args[0]
+            joint = self._joint or read_joint(as_eager(graph), len(results), self._leaves)
+            return _boxed(interpreter(joint).forward)
+
+        compilers = _Compilers(partition, forward, backward, inference)
+        with tracing(TracingContext(self._mode)):
+            if self._traced is not None:
+                compiled = self._traced.compiled(compilers)
+            else:
+                known = layouts_of([value for value in self._inputs if isinstance(value, torch.Tensor)])
+                with traced(), eager_kernels(known):
+                    compiled, self._traced = _traced_and_compiled(self._module, self._inputs, compilers)
+        if self._traced is None:  # it is traced again the next time
+            self._joint = None
+        return _watched_over(compiled, made)
+
+    def _read(self, joint: fx.GraphModule, num_outputs: int) -> Joint:
+        """The traced function as a Graph; what eager does otherwise is changed in it at first."""
+        if self._joint is None:
+            copy_gradients(joint, num_outputs, gradient_strides(self._inputs))
+            marks = gradient_marks(self._module)
+            self._joint = read_joint(as_eager(joint), num_outputs, self._leaves, marks)
+        return self._joint
+
+
+class _Traced:
+    """A function that AOTAutograd has traced, to be compiled again without tracing it again."""
+
+    def __init__(self, compile_traced: Callable[..., Any], state: Any, capture: Any) -> None:
+        self._compile, self._state, self._capture = compile_traced, state, capture
+        self._metadata = copy.copy(state.fw_metadata)  # compiling changes it
+
+    def compiled(self, compilers: _Compilers) -> Callable[..., Any]:
+        """The function, compiled by these; nothing of it is traced by Dynamo."""
+        state, capture = copy.copy(self._state), copy.copy(self._capture)
+        state.fw_metadata = copy.copy(self._metadata)
+        capture.wrappers = [copy.copy(one) for one in capture.wrappers]
+        context = TracingContext.try_get()
+        if context is not None:
+            context.fw_metadata = state.fw_metadata
+        untraced: Any = torch.compiler.disable
+
+        def backward(*args: Any) -> Any:
+            return untraced(compilers.backward(*args))
+
+        found, _ = self._compile(
+            state, capture, compilers.partition, compilers.forward, backward, compilers.inference
+        )
+
+        def call(*arguments: Any) -> Any:
+            return found(list(arguments))
+
+        called: Callable[..., Any] = untraced(call)
+        return called
+
+
+@calls_torch
+def _traced_and_compiled(
+    module: fx.GraphModule, inputs: Sequence[Any], compilers: _Compilers
+) -> tuple[Callable[..., Any], _Traced | None]:
+    """The function, and what was traced, where it can be compiled again.
+
+    A module with parameters of its own, or with subclasses of tensors, is traced again each time, and so is
+    every one where this version of torch does not trace and compile in two stages.
+    """
+    second = part_of_compiler("traced")
+    found: list[_Traced] = []
+
+    def compile_traced(state: Any, capture: Any, *args: Any) -> Any:
+        assert second is not None
+        alone = not list(module.parameters()) and not list(module.buffers())
+        if alone and getattr(capture, "maybe_subclass_meta", None) is None:
+            found.append(_Traced(second, state, capture))
+        return second(state, capture, *args)
+
+    if second is not None:
+        set_part_of_compiler("traced", compile_traced)
+    try:
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=compilers.forward,
+            bw_compiler=compilers.backward,
+            inference_compiler=compilers.inference,
+            partition_fn=compilers.partition,
+            keep_inference_input_mutations=True,
+        )(module, inputs)
+    finally:
+        if second is not None:
+            set_part_of_compiler("traced", second)
+    return compiled, found[0] if found else None
+
+
+def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:
+    """The function; leaves that it leaves on the host are back when they are read, or without a backward."""
+
+    def call(*arguments: Any) -> Any:
+        results = compiled(*arguments)
+        travellers, made[-1].travellers = made[-1].travellers, []
+        if travellers:
+            guarded(results, travellers)
+        return results
+
+    return call if made and made[-1].leaves else compiled
+
+
+def _nothing_donated() -> None:
+    """Say that backward writes over nothing: torch's own refusal of a second backward would hide ours."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """A function that takes its arguments in a list and may empty it, so that they die when consumed."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        return function(arguments)
+
+    return boxed(call)
+
+
+def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """Backward, refused where the caller wants to come back for more: what it reads dies as it is read."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        if backward_keeps_graph() or _differentiated():
+            arguments.clear()
+            bring_back()
+            raise RunError(
+                "retain_graph=True and create_graph=True are not possible in a step that Lowtide runs: "
+                "memory is given back while backward runs, and backward has no gradient of its own. Add the "
+                "losses up and call backward once, or call the compiled function once for each backward "
+                "(several losses from one call: add them up before backward, even where torch suggests "
+                "retain_graph=True); leave what needs second derivatives uncompiled"
+            )
+        return backward(arguments)
+
+    return call
+
+
+def _differentiated() -> bool:
+    """Whether backward is to have a backward (create_graph).
+
+    The engine leaves gradients on for it. AOTAutograd may run it inside a function of its own, which switches
+    them off: always from torch 2.13 on, before that where something saved requires a gradient.
+    """
+    return torch.is_grad_enabled() or inside_double_backward()
