@@ -1,17 +1,19 @@
 """A step in several graphs: each is planned, together they stay inside one budget, and the results are those of eager."""
 
+import contextlib
 import copy
 import gc
 import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, GraphBreakError, InfeasibleError
+from lowtide.execute.compile.subgraph import Subgraph
+from lowtide.torch_internals import free_weak_storage, storage_expired, weak_storage
 from tests.execute.modules import CASES
 
 WIDTH = 32
@@ -146,7 +148,7 @@ def fitted(model, x, budget):
         return lowtide.fit(loss_of, model, x, budget=error.smallest_budget, time_limit=0.5)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [*((kind, "50%") for kind in MODELS), (Branching, "100%")])
+@pytest.mark.parametrize(("kind", "budget"), [*((kind, "90%") for kind in MODELS), (Branching, "50%")])
 def test_steps_in_several_graphs_are_those_of_eager(kind, budget):
     torch.manual_seed(3)
     model, x = kind(), torch.randn(64, WIDTH)
@@ -256,7 +258,7 @@ def test_what_torch_cannot_capture_whole_runs(name):
     twin = copy.deepcopy(model)
 
     def loss(model, *batch):
-        return F.mse_loss(one.forward(model, *batch), torch.zeros(()))
+        return one.forward(model, *batch).square().mean()
 
     step = lowtide.fit(loss, model, *batch, budget="100%", time_limit=0.3)
     for _ in range(2):
@@ -269,25 +271,27 @@ def test_what_torch_cannot_capture_whole_runs(name):
         assert same(model.buffers(), twin.buffers())
 
 
-def test_nothing_of_the_rehearsal_is_held():
-    model = Branching()
-    x = torch.randn(64, WIDTH)
+@pytest.mark.parametrize(("kind", "budget"), [(Branching, "100%"), (Reading, "100%"), (Reading, 1000)])
+def test_nothing_of_the_rehearsal_is_held(kind, budget, monkeypatch):
+    handed, call = [], Subgraph.__call__
+
+    def watched(self, *arguments):
+        results = call(self, *arguments)
+        handed.extend(weak_storage(t) for t in results if isinstance(t, torch.Tensor))
+        return results
+
+    monkeypatch.setattr(Subgraph, "__call__", watched)
+    model, x = kind(), torch.randn(64, WIDTH)
     storage = weakref.ref(x.untyped_storage())
-    before = live_bytes()
-    step = lowtide.fit(loss_of, model, x, budget="70%", time_limit=0.3)
-    gc.collect()
-    assert live_bytes() - before < x.nbytes, "activations of the rehearsal are held"
+    with contextlib.suppress(InfeasibleError):
+        lowtide.fit(loss_of, model, x, budget=budget, time_limit=0.3)
     del x
     gc.collect()
     assert storage() is None
-    assert step.plans
-
-
-def live_bytes():
-    """Bytes of all tensors on the host that Python knows of, each storage once."""
-    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
-    found = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
-    return sum(found.values())
+    assert handed
+    assert all(storage_expired(one) for one in handed), "activations of the rehearsal are held"
+    for one in handed:
+        free_weak_storage(one)
 
 
 @pytest.mark.gpu

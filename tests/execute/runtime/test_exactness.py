@@ -140,13 +140,18 @@ def device(request, monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
+EAGER_RUNS = 8
+"""Some kernels have no deterministic version, and give other bits once in a few runs."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_two_steps_are_bitwise_those_of_eager(name, device):
     case = CASES[name]
     torch.manual_seed(7)
     model = case.build().to(device)
     expected = run(case, model, case.forward, device)
-    if device == "cuda" and list(differences(expected, run(case, model, case.forward, device))):
+    again = [run(case, model, case.forward, device) for _ in range(EAGER_RUNS if device == "cuda" else 0)]
+    if any(list(differences(expected, other)) for other in again):
         pytest.skip("eager PyTorch itself gives other bits every time")
     programs = Programs()
     compiled = torch.compile(case.forward, backend=programs, fullgraph=case.whole)

@@ -45,8 +45,10 @@ class FirstCall(ABC):
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         if self._ready is None:
-            self._ready = self.made(arguments)
-            self.let_go()
+            try:
+                self._ready = self.made(arguments)
+            finally:
+                self.let_go()
         return self._ready(*arguments)
 
     def let_go(self) -> None:

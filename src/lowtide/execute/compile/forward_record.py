@@ -75,10 +75,14 @@ class ForwardRecord:
                 self._put_back()
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note what autograd saves outside of graphs."""
+        """Note what autograd saves outside of graphs.
+
+        What it saves is detached: a result that its own node saves would hold that node, and so itself.
+        """
+        alone = tensor.detach()
         if not self._inside and has_storage(tensor):
-            self._saved[storage_id(tensor)] = tensor.detach(), _size(tensor)
-        return tensor
+            self._saved[storage_id(tensor)] = alone, _size(tensor)
+        return alone
 
     def clear(self) -> None:
         """Hold nothing any more."""

@@ -90,8 +90,10 @@ class Planned(FirstCall):
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
         if self._ready is None or layout(self._state()) != self._planned_for:
-            self._ready = self.made(arguments)
-            self.let_go()
+            try:
+                self._ready = self.made(arguments)
+            finally:
+                self.let_go()
         if self._rehearsal.now:
             raise Rehearsed
         return self._ready(*arguments)

@@ -76,15 +76,14 @@ class Subgraph(Planned):
         self.arguments: list[Any] = []
         """Those of the rehearsal, until it ends."""
         self._again: Callable[[PlanRequest], Plan] | None = None
+        self._known: list[Plan] = []
+        """Plans that were made, until the rehearsal ends."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         record = self.together.record
         if record is None:
-            if self._ready is None:
-                self._ready = self.made(arguments)
-                self.let_go()
-            return self._ready(*arguments)
+            return super().__call__(*arguments)
         with record.call(self, arguments) as told:
             if self._ready is None:
                 self._ready = self.made(arguments)
@@ -118,7 +117,7 @@ class Subgraph(Planned):
         def planned(request: PlanRequest) -> Plan:
             return plan_joint(joint, run, alone, request.without("tile"), pinned=pinned)
 
-        self.joint, self._again = joint, planned
+        self.joint, self._again, self._known = joint, planned, []
         self.smallest = self._smallest(planned)
         wanted = self.smallest.predicted.peak_bytes
         if self.together.record is None:  # met later
@@ -130,7 +129,12 @@ class Subgraph(Planned):
     def let_go(self) -> None:
         """Hold no arguments any more; it is not planned again."""
         super().let_go()
-        self.arguments, self._again = [], None
+        self.arguments, self._again, self._known = [], None, []
+
+    def forget(self) -> None:
+        """Hold nothing of a rehearsal that failed."""
+        self._ready = None
+        self.let_go()
 
     def _smallest(self, planned: Callable[[PlanRequest], Plan]) -> Plan:
         """The plan with the smallest peak that is found."""
@@ -152,7 +156,11 @@ class Subgraph(Planned):
         assert self.smallest is not None
         if peak <= self.smallest.predicted.peak_bytes:
             return self.smallest
-        return self._again(self._limited(peak))
+        for known in self._known:  # the best for more is the best for this, where it fits
+            if known.predicted.peak_bytes <= peak <= known.budget_bytes:
+                return known
+        self._known.append(self._again(self._limited(peak)))
+        return self._known[-1]
 
     def shared(self) -> SharedGraph[Plan]:
         """The graph as one of several."""

@@ -56,6 +56,10 @@ class Subgraphs:
                 yield
             if record.calls:
                 self._plan(record, verify=verify)
+        except BaseException:  # torch keeps what it has compiled for functions of the user
+            for one in self.made:
+                one.forget()
+            raise
         finally:
             self.together.record = None
             record.clear()
