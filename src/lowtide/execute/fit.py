@@ -19,6 +19,7 @@ from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.dynamo import fresh, lowtides
+from lowtide.trace.eager.is_compiling import as_when_compiled, asked_whether_compiling
 
 __all__ = ["Fitted", "fit", "fitted"]
 
@@ -35,10 +36,16 @@ class Fitted:
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
 
-        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(module, request, self._seen, rehearsal=self._rehearsal)
+        self._backend, self._compiled = self._whole()
 
-        self._compiled = torch.compile(fresh(function), backend=lowtides(backend), fullgraph=True)
+    def _whole(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The step as one graph."""
+
+        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(module, self._request, self._seen, rehearsal=self._rehearsal)
+
+        made = torch.compile(fresh(self._function), backend=lowtides(backend), fullgraph=True)
+        return backend, made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
@@ -56,8 +63,7 @@ class Fitted:
         bring_back()
         self._rehearsal.now, self._rehearsal.verify = True, verify
         try:
-            with contextlib.suppress(Rehearsed), in_the_users_terms():
-                self._compiled(*example, **keywords)
+            self._rehearse_whole(example, keywords)
         except GraphBreakError as error:
             if self._fullgraph:
                 raise
@@ -66,6 +72,19 @@ class Fitted:
         finally:
             self._rehearsal.now = False
             bring_back()
+
+    def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """The same as one graph, as eager runs it, or else as libraries are written to be compiled."""
+        try:
+            with contextlib.suppress(Rehearsed), in_the_users_terms():
+                self._compiled(*example, **keywords)
+        except GraphBreakError:
+            if not asked_whether_compiling(self._backend):
+                raise
+            self._backend, self._compiled = self._whole()
+            as_when_compiled(self._backend)
+            with contextlib.suppress(Rehearsed), in_the_users_terms():
+                self._compiled(*example, **keywords)
 
     def _rehearse_subgraphs(
         self, whole: GraphBreakError, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool
@@ -84,8 +103,9 @@ class Fitted:
 
         self._compiled = torch.compile(fresh(self._function), backend=lowtides(backend))
         modules = modules_in(self._function, *example, *keywords.values())
-        with in_the_users_terms(), subgraphs.rehearsal(modules, verify=verify):
-            self._compiled(*example, **keywords)
+        compiled = self._compiled
+        with in_the_users_terms():
+            subgraphs.rehearse(lambda: compiled(*example, **keywords), modules, verify=verify)
         if not subgraphs.plans:
             raise whole
         if not subgraphs.breaks:  # torch has left out whole functions

@@ -62,17 +62,37 @@ class ForwardRecord:
         """Whether a graph runs now."""
         self._saved: dict[int, tuple[torch.Tensor, int]] = {}
         """What autograd has saved meanwhile outside of graphs, by its storage, with its bytes."""
-        self.restore([tensor for module in modules for tensor in module.buffers()])
+        self._buffers = [tensor for module in modules for tensor in module.buffers()]
+        self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        self.listening = False
+        """Whether calls are noted."""
+        self.leaf_bytes = 0
+        """Parameters, buffers and the batch."""
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Inside, forward runs; afterwards buffers and random states are what they were."""
+        """Inside, forward runs and is noted; afterwards buffers and random states are what they were."""
+        self.listening = True
+        try:
+            with self.undone(), saved_tensors_hooks(_uncompiled(self._save), _uncompiled(_as_it_is)):
+                yield
+        finally:
+            self.listening = False
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Afterwards buffers, what the step updates, and random states are what they were."""
+        self.restore(self._buffers)
         with untouched([], self._devices):
             try:
-                with saved_tensors_hooks(_uncompiled(self._save), _uncompiled(_as_it_is)):
-                    yield
+                yield
             finally:
                 self._put_back()
+
+    @property
+    def cuda(self) -> torch.device | None:
+        """The CUDA device that the step runs on."""
+        return next((device for device in self._devices if device.type == "cuda"), None)
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note what autograd saves outside of graphs.
@@ -85,8 +105,9 @@ class ForwardRecord:
         return alone
 
     def clear(self) -> None:
-        """Hold nothing any more."""
-        self.calls.clear()
+        """Hold nothing of the step any more."""
+        for call in self.calls:
+            call.alive.clear()
         self._saved.clear()
         self._before.clear()
 
@@ -134,6 +155,7 @@ class ForwardRecord:
         """
         leaves = {s: size for s, (size, _) in self._resident.items()}
         leaves |= {s: call.given[s] for call in self.calls for s in call.leaves}
+        self.leaf_bytes = sum(leaves.values())
         trained = {s for call in self.calls for s in call.trained}
         by_python = {s for s, (_, wanted) in self._resident.items() if wanted and s in self._saved} - trained
         known: dict[int, int] = dict(leaves)

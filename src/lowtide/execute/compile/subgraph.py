@@ -84,6 +84,9 @@ class Subgraph(Planned):
         record = self.together.record
         if record is None:
             return super().__call__(*arguments)
+        if not record.listening:
+            record.restore(self._changed(arguments))
+            return self._ready(*arguments) if self._ready is not None else super().__call__(*arguments)
         with record.call(self, arguments) as told:
             if self._ready is None:
                 self._ready = self.made(arguments)

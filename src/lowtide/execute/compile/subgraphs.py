@@ -7,26 +7,31 @@ planned again, so that together they stay inside the budget (``plan/make/share_b
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
+from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
 from lowtide.execute.compile.forward_record import ForwardRecord
 from lowtide.execute.compile.subgraph import Subgraph, Together
 from lowtide.execute.memory.device import Room
-from lowtide.plan.make.share_budget import GraphCall, share_budget, shared_peak
+from lowtide.plan.make.share_budget import GraphCall, GraphPlan, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.torch_internals import tree_leaves
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.refusal import why_broken
 from lowtide.trace.step.joint import Leaf
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["Subgraphs"]
+
+_ROUNDS = 4
+"""Graphs are planned so many times at most, each time with less, until a step stays inside the budget."""
 
 _SHAPES = 8
 """A graph is captured for so many shapes; with others, which then come from data, it runs as it is."""
@@ -42,20 +47,23 @@ class Subgraphs:
         """Why graphs end where they do, each once."""
         self.unplanned: dict[str, None] = {}
         """Why graphs run as they are."""
-        self.budget_bytes = self.plain_bytes = self.peak_bytes = 0
+        self.budget_bytes = self.plain_bytes = self.peak_bytes = self.measured_bytes = 0
         self.python_bytes = 0
         """What is saved for backward by code that torch did not capture."""
         self._shapes: Counter[int] = Counter()
 
-    @contextlib.contextmanager
-    def rehearsal(self, modules: Sequence[nn.Module], *, verify: bool) -> Iterator[None]:
-        """Inside, the step's forward runs once and leaves no trace; then its graphs are planned together."""
+    def rehearse(self, run: Callable[[], Any], modules: Sequence[nn.Module], *, verify: bool) -> None:
+        """Run the step's forward once, plan its graphs together, and measure a step by these plans.
+
+        Where it takes more than the budget, as code between graphs may, they are planned again with less.
+        Nothing of it leaves a trace.
+        """
         record = self.together.record = ForwardRecord(modules)
         try:
             with record.forward():
-                yield
+                run()
             if record.calls:
-                self._plan(record, verify=verify)
+                self._plan_and_measure(run, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
             for one in self.made:
                 one.forget()
@@ -65,6 +73,40 @@ class Subgraphs:
             record.clear()
             for one in self.made:
                 one.let_go()
+
+    def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
+        problem = _Problem(record)
+        graphs, calls, end = problem.graphs, problem.calls, problem.end
+        self.python_bytes = record.python_bytes
+        self.plain_bytes = shared_peak(calls, problem.plain(), end)
+        budget = self.budget_bytes = self._budget(problem.called)
+        smallest = [graph.plan(graph.smallest_bytes) for graph in graphs]
+        beyond = 0
+        for left in reversed(range(_ROUNDS)):
+            try:
+                chosen = share_budget(graphs, calls, budget - beyond, end) if left else smallest
+            except InfeasibleError:  # measured, it may take less
+                chosen = smallest
+            self._adopt(problem, chosen, verify=verify and not beyond)
+            record.clear()
+            self.measured_bytes = _measured(run, record)
+            if self.measured_bytes <= budget:
+                return
+            if chosen is smallest:
+                break
+            beyond += self.measured_bytes - budget
+        raise _refused(budget, len(graphs), self.measured_bytes, self.python_bytes)
+
+    def _adopt(self, problem: _Problem, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
+        """Run by these plans."""
+        graphs = problem.graphs
+        self.peak_bytes = shared_peak(problem.calls, chosen, problem.end)
+        spans = [graph.plain_bytes - graph.smallest_bytes for graph in graphs]
+        above = [one.peak_bytes - graph.smallest_bytes for one, graph in zip(chosen, graphs, strict=True)]
+        self.together.share = min(1.0, max(0.0, sum(above) / sum(spans))) if sum(spans) else 1.0
+        for graph, one in zip(problem.called, chosen, strict=True):
+            graph.adopt(one.plan, verify=verify)
+            graph.arguments = []
 
     def note(self, module: fx.GraphModule) -> None:
         """Remember why a graph ends where it does."""
@@ -93,32 +135,6 @@ class Subgraphs:
         self.together.count += 1
         return made
 
-    def _plan(self, record: ForwardRecord, *, verify: bool) -> None:
-        called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
-        number = {one: k for k, one in enumerate(called)}
-        graphs = [one.shared() for one in called]
-        around, end = record.around({one: one.held(one.plan) for one in called if one.plan is not None})
-        self.python_bytes = record.python_bytes
-        calls = [GraphCall(number[one.graph], size) for one, size in zip(record.calls, around, strict=True)]
-        plain = [graph.plan(graph.plain_bytes) for graph in graphs]
-        self.plain_bytes = shared_peak(calls, plain, end)
-        self.budget_bytes = self._budget(called)
-        try:
-            chosen = share_budget(graphs, calls, self.budget_bytes, end)
-        except InfeasibleError as error:
-            if self.python_bytes:
-                python = format_bytes(self.python_bytes)
-                error.args = (
-                    f"{error}. Code that torch did not capture holds {python} of it for its backward",
-                )
-            raise
-        self.peak_bytes = shared_peak(calls, chosen, end)
-        spans = [graph.plain_bytes - graph.smallest_bytes for graph in graphs]
-        above = [one.peak_bytes - graph.smallest_bytes for one, graph in zip(chosen, graphs, strict=True)]
-        self.together.share = min(1.0, max(0.0, sum(above) / sum(spans))) if sum(spans) else 1.0
-        for graph, one in zip(called, chosen, strict=True):
-            graph.adopt(one.plan, verify=verify)
-
     def _budget(self, called: Sequence[Subgraph]) -> int:
         budget = self.together.request.budget
         arguments = [a for one in called for a in one.arguments]
@@ -134,7 +150,7 @@ class Subgraphs:
         lines = [
             f"graphs     {len(self.made)}, planned inside one budget",
             f"budget     {format_bytes(self.budget_bytes)}; plain {format_bytes(self.plain_bytes)}, "
-            f"planned {format_bytes(self.peak_bytes)}",
+            f"planned {format_bytes(self.peak_bytes)}, measured {format_bytes(self.measured_bytes)}",
         ]
         if self.python_bytes:
             lines.append(
@@ -155,3 +171,56 @@ class Subgraphs:
                 f"backward, hands on {format_bytes(out)}"
             )
         return "\n".join(lines)
+
+
+class _Problem:
+    """The graphs of a step that was rehearsed, and what is on the device around them."""
+
+    def __init__(self, record: ForwardRecord) -> None:
+        self.called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
+        self.graphs = [one.shared() for one in self.called]
+        number = {one: k for k, one in enumerate(self.called)}
+        held = {one: one.held(one.plan) for one in self.called if one.plan is not None}
+        around, self.end = record.around(held)
+        pairs = zip(record.calls, around, strict=True)
+        self.calls = [GraphCall(number[one.graph], size) for one, size in pairs]
+
+    def plain(self) -> list[GraphPlan[Plan]]:
+        """The plan of each graph that recomputes nothing."""
+        return [graph.plan(graph.plain_bytes) for graph in self.graphs]
+
+
+def _measured(run: Callable[[], Any], record: ForwardRecord) -> int:
+    """What one step takes, with parameters, buffers and the batch; it leaves no trace."""
+
+    def step() -> None:
+        results = [t for t in tree_leaves(run()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if results and record.parameters:
+            ones = [torch.ones_like(one) for one in results]
+            torch.autograd.grad(results, record.parameters, ones, allow_unused=True)
+
+    with record.undone():
+        if record.cuda is None:
+            _, seen = watch_cpu(lambda _: step())
+            return seen.peak_bytes + record.leaf_bytes
+        torch.cuda.synchronize(record.cuda)
+        torch.cuda.reset_peak_memory_stats(record.cuda)
+        step()
+        torch.cuda.synchronize(record.cuda)
+        return torch.cuda.max_memory_allocated(record.cuda)
+
+
+def _refused(budget: int, graphs: int, works: int, python: int) -> InfeasibleError:
+    told = (
+        f". Code that torch did not capture holds {format_bytes(python)} of it for its backward"
+        if python
+        else ""
+    )
+    return InfeasibleError(
+        f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {graphs} graphs of this step; the "
+        f"smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}",
+        budget=budget,
+        smallest_budget=works,
+        floor=0,
+        holds_for="nothing",
+    )

@@ -34,7 +34,7 @@ def stepped(
     *,
     kept: bool = True,
 ) -> TrialOutcome:
-    """Forward, and backward of everything that has one, with ones as incoming gradients.
+    """Forward, and backward of everything that has one.
 
     Hooks of the arguments do not run; what the step updates and random states are put back. What it leaves
     behind is copied to the host where it is ``kept``.
@@ -46,8 +46,8 @@ def stepped(
         wanted = [(a, name) for a, name in _named(own, leaves) if a.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if outputs and wanted:
-            ones = [torch.ones_like(output) for output in outputs]
-            found = torch.autograd.grad(outputs, [a for a, _ in wanted], ones, allow_unused=True)
+            incoming = [_incoming(output) for output in outputs]
+            found = torch.autograd.grad(outputs, [a for a, _ in wanted], incoming, allow_unused=True)
         if not kept:
             return TrialOutcome([], [], [])
         return TrialOutcome(
@@ -89,6 +89,14 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
                 for tensor, value in before:
                     if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
                         tensor.copy_(value)
+
+
+def _incoming(output: torch.Tensor) -> torch.Tensor:
+    """The gradient that comes in: 1 for a loss, else numbers whose sums round, as real ones do."""
+    if output.numel() <= 1:
+        return torch.ones_like(output)
+    numbers = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin()
+    return torch.empty_like(output).copy_(numbers.view(output.shape))
 
 
 def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch.Tensor, str]]:

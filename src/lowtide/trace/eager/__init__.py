@@ -2,6 +2,6 @@
 
 Takes what torch traces; gives it with what differs from eager PyTorch put right.
 
-From outside: ``dynamo``, ``gradients``, ``in_place_calls``, ``kernels``, ``layouts``, ``library``,
-``nothing_ran``, ``rewrite``, ``updates``.
+From outside: ``dynamo``, ``gradients``, ``in_place_calls``, ``is_compiling``, ``kernels``, ``layouts``,
+``library``, ``nothing_ran``, ``rewrite``, ``updates``.
 """

@@ -5,6 +5,8 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It tells libraries that they are compiled, which then take other ways than in eager. Here they take those of
+  eager (``is_compiling.py``).
 - It runs what it cannot trace without a word. Here the user is told where nothing was captured
   (``nothing_ran.py``).
 
@@ -29,6 +31,7 @@ from lowtide.torch_internals import (
     part_of_compiler,
     set_part_of_compiler,
 )
+from lowtide.trace.eager.is_compiling import as_in_eager
 from lowtide.trace.eager.logs import SPEAKING, changes
 from lowtide.trace.eager.nothing_ran import warned_once
 
@@ -67,6 +70,7 @@ def adapt_dynamo() -> None:
         handler = handlers.get(function)
         if handler is not None and not hasattr(handler, _MARK):
             handlers[function] = lowtides(_unless_ours(handler))
+    as_in_eager(handlers, _found, _MARK)
     context = compile_context()
     if not hasattr(context.__init__, _MARK):
         context.__init__ = lowtides(warned_once(context.__init__, _ours))
@@ -121,10 +125,15 @@ def _unless_ours(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ours(backend: Any) -> bool:
+    return _found(backend) is not None
+
+
+def _found(backend: Any) -> Any:
+    """The backend of Lowtide's that this is or stands in front of; None where it is another's."""
     seen: list[Any] = []
     while backend is not None and not any(backend is one for one in seen):
         if getattr(backend, _MARK, False):
-            return True
+            return backend
         seen.append(backend)
         backend = inner_backend(backend)
-    return False
+    return None

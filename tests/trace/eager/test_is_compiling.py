@@ -1,0 +1,72 @@
+"""A library that asks whether it is compiled takes the way that it takes in eager."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+
+class Asking(nn.Module):
+    """Computes something else where it is compiled."""
+
+    def __init__(self, question):
+        super().__init__()
+        self.layer, self.question = nn.Linear(8, 8), question
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y.tanh() if self.question() else y.sin()
+
+
+class Checking(Asking):
+    """Looks at values where it is not compiled, and says the same."""
+
+    def forward(self, x):
+        if not self.question() and bool((x == 0).all()):
+            return x
+        return self.layer(x)
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def library():
+    """As libraries wrap the question."""
+    from torch.compiler import is_compiling
+
+    return is_compiling()
+
+
+QUESTIONS = [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, library]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_fitted_step_takes_the_way_of_eager(question):
+    model, x = Asking(question), torch.randn(16, 8)
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss_of, model, x, budget="100%", time_limit=0.3)
+    loss, right = step(model, x), loss_of(twin, x)
+    assert torch.equal(loss, right)
+    loss.backward()
+    right.backward()
+    assert torch.equal(model.layer.weight.grad, twin.layer.weight.grad)
+
+
+def test_what_breaks_so_is_captured_as_compilers_do():
+    model, x = Checking(torch.compiler.is_compiling), torch.randn(16, 8)
+    step = lowtide.fit(loss_of, model, x, budget="100%", time_limit=0.3)
+    assert len(step.plans) == 1
+    assert "break" not in step.explain()
+    assert torch.equal(step(model, x), loss_of(model, x))
+
+
+def test_the_backend_and_other_compilers_are_told_the_truth():
+    model, x = Asking(torch.compiler.is_compiling), torch.randn(16, 8)
+    compiled = model.layer(x).tanh().square().mean()
+    for name in ("lowtide", "eager"):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(loss_of, backend=name)(model, x), compiled)
