@@ -34,6 +34,8 @@ RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {"hugging_face": ("transformers", "diffusers"), "timm": ("timm", "torchvision")}
 MODULES = {"hugging_face": "architectures.hugging_face", "timm": "architectures.timm_models"}
 BUDGETS = ("100%", "60%", "35%", "smallest")
+TIMES = {"cpu": 1, "cuda": 16}
+"""The batch, in multiples of the smallest: on a GPU the workspaces of libraries are not to be most of it."""
 SECONDS = 540
 CLOSE = 1e-3
 
@@ -87,7 +89,7 @@ def one(library: str, name: str, device: str, time_limit: float) -> dict[str, An
     torch.manual_seed(0)
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model, batch, loss_of = import_module(MODULES[library]).CASES[name]()
+    model, batch, loss_of = import_module(MODULES[library]).CASES[name](TIMES[device])
     model = model.train().to(device)
     batch = {key: moved(value, device) for key, value in batch.items()}
     state = {key: value.clone() for key, value in model.state_dict().items()}

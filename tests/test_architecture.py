@@ -73,8 +73,9 @@ ROOMS = {
         "planning": {"memory", "runtime"},
         "tiling": {"memory", "runtime", "planning"},
         "compile": {"memory", "runtime", "planning", "tiling"},
-        "backend": {"memory", "runtime", "tiling", "compile"},
-        "fit": {"memory", "runtime", "compile", "backend"},
+        "breaks": {"memory", "runtime", "planning", "compile"},
+        "backend": {"memory", "runtime", "tiling", "compile", "breaks"},
+        "fit": {"memory", "runtime", "compile", "breaks", "backend"},
         "compare": {"memory", "runtime", "compile", "backend"},
     },
 }

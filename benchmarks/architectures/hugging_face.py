@@ -12,7 +12,7 @@ __all__ = ["CASES"]
 
 Case = tuple[Any, dict[str, Any], Callable[..., Any]]
 
-TOKENS, VOCABULARY = (8, 64), 512
+VOCABULARY = 512
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -37,42 +37,45 @@ def squares(model: Any, batch: dict[str, Any]) -> Any:
     return model(**batch)[0].square().mean()
 
 
-def ids(size: int = VOCABULARY) -> torch.Tensor:
-    return torch.randint(1, size, TOKENS)
+def ids(times: int) -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, (8 * times, 64))
 
 
-def text(model: str, config: str, **sizes: Any) -> Callable[[], Case]:
+def text(model: str, config: str, **sizes: Any) -> Callable[[int], Case]:
     """A model of language whose labels are its tokens."""
 
-    def build() -> Case:
-        tokens = ids()
+    def build(times: int) -> Case:
+        tokens = ids(times)
         batch = {"input_ids": tokens, "labels": tokens}
         return getattr(hf, model)(getattr(hf, config)(**(SMALL | sizes))), batch, own_loss
 
     return build
 
 
-def image(model: str, config: str, batch: int = 8, size: int = 64, **sizes: Any) -> Callable[[], Case]:
+def image(model: str, config: str, size: int = 64, **sizes: Any) -> Callable[[int], Case]:
     """A classifier of images."""
 
-    def build() -> Case:
-        values = {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.arange(batch) % 10}
+    def build(times: int) -> Case:
+        values = {
+            "pixel_values": torch.randn(8 * times, 3, size, size),
+            "labels": torch.arange(8 * times) % 10,
+        }
         return getattr(hf, model)(getattr(hf, config)(num_labels=10, **sizes)), values, own_loss
 
     return build
 
 
-def sequence_to_sequence(model: str, config: str, **sizes: Any) -> Callable[[], Case]:
+def sequence_to_sequence(model: str, config: str, **sizes: Any) -> Callable[[int], Case]:
     """A model that reads one text and writes another."""
 
-    def build() -> Case:
-        batch = {"input_ids": ids(), "labels": ids()}
+    def build(times: int) -> Case:
+        batch = {"input_ids": ids(times), "labels": ids(times)}
         return getattr(hf, model)(getattr(hf, config)(vocab_size=VOCABULARY, **sizes)), batch, own_loss
 
     return build
 
 
-def wav2vec2() -> Case:
+def wav2vec2(times: int) -> Case:
     config = hf.Wav2Vec2Config(
         **(SMALL | {"vocab_size": 32}),
         conv_dim=(32, 32, 32),
@@ -84,11 +87,11 @@ def wav2vec2() -> Case:
         mask_time_prob=0.0,
         layerdrop=0.0,
     )
-    batch = {"input_values": torch.randn(4, 4000), "labels": torch.randint(1, 32, (4, 8))}
+    batch = {"input_values": torch.randn(4 * times, 4000), "labels": torch.randint(1, 32, (4 * times, 8))}
     return hf.Wav2Vec2ForCTC(config), batch, own_loss
 
 
-def whisper() -> Case:
+def whisper(times: int) -> Case:
     config = hf.WhisperConfig(
         vocab_size=VOCABULARY,
         d_model=64,
@@ -107,27 +110,33 @@ def whisper() -> Case:
         decoder_start_token_id=1,
         use_cache=False,
     )
-    batch = {"input_features": torch.randn(4, 16, 200), "labels": torch.randint(1, VOCABULARY, (4, 24))}
+    batch = {
+        "input_features": torch.randn(4 * times, 16, 200),
+        "labels": torch.randint(1, VOCABULARY, (4 * times, 24)),
+    }
     return hf.WhisperForConditionalGeneration(config), batch, own_loss
 
 
-def clip() -> Case:
+def clip(times: int) -> Case:
     text_config = SMALL | {"projection_dim": 32, "eos_token_id": 2, "bos_token_id": 1}
     vision_config = VISION | {"image_size": 64, "patch_size": 8, "projection_dim": 32}
     config = hf.CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=32)
-    batch = {"input_ids": ids(), "pixel_values": torch.randn(8, 3, 64, 64), "return_loss": True}
+    batch = {"input_ids": ids(times), "pixel_values": torch.randn(8 * times, 3, 64, 64), "return_loss": True}
     return hf.CLIPModel(config), batch, own_loss
 
 
-def segformer() -> Case:
+def segformer(times: int) -> Case:
     config = hf.SegformerConfig(
         num_labels=5, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], decoder_hidden_size=32
     )
-    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(0, 5, (4, 64, 64))}
+    batch = {
+        "pixel_values": torch.randn(4 * times, 3, 64, 64),
+        "labels": torch.randint(0, 5, (4 * times, 64, 64)),
+    }
     return hf.SegformerForSemanticSegmentation(config), batch, own_loss
 
 
-def diffusion_unet() -> Case:
+def diffusion_unet(times: int) -> Case:
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(
@@ -141,14 +150,14 @@ def diffusion_unet() -> Case:
         norm_num_groups=8,
     )
     batch = {
-        "sample": torch.randn(4, 4, 32, 32),
-        "timestep": torch.tensor([1, 10, 100, 500]),
-        "encoder_hidden_states": torch.randn(4, 16, 32),
+        "sample": torch.randn(4 * times, 4, 32, 32),
+        "timestep": torch.arange(4 * times),
+        "encoder_hidden_states": torch.randn(4 * times, 16, 32),
     }
     return model, batch, squares
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[int], Case]] = {
     "gpt2": text("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_layer=3, n_head=4, n_positions=128),
     "bert": text("BertForMaskedLM", "BertConfig"),
     "roberta": text("RobertaForMaskedLM", "RobertaConfig"),

@@ -19,10 +19,11 @@ def classified(model: Any, batch: dict[str, Any]) -> Any:
     return functional.cross_entropy(model(batch["images"]), batch["labels"])
 
 
-def network(name: str, size: int = 64, batch: int = 8, **options: Any) -> Callable[[], Case]:
-    def build() -> Case:
+def network(name: str, size: int = 64, batch: int = 8, **options: Any) -> Callable[[int], Case]:
+    def build(times: int) -> Case:
         model = timm.create_model(name, pretrained=False, num_classes=10, **options)
-        images = {"images": torch.randn(batch, 3, size, size), "labels": torch.arange(batch) % 10}
+        images = {"images": torch.randn(batch * times, 3, size, size)}
+        images["labels"] = torch.arange(batch * times) % 10
         return model, images, classified
 
     return build
@@ -39,7 +40,7 @@ WITH_SIZES = (
     "cait_xxs24_224", "visformer_tiny",
 )  # fmt: skip
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[int], Case]] = {
     **{name: network(name) for name in CONVOLUTIONS},
     **{name: network(name, img_size=64) for name in WITH_SIZES},
     "swin_tiny_patch4_window7_224": network(

@@ -65,7 +65,12 @@ class CaptureError(LowtideError):
 
 
 class GraphBreakError(CaptureError):
-    """A PyTorch step that cannot be turned into one graph, though its parts may be."""
+    """A PyTorch step that cannot be turned into one graph, though its parts may be.
+
+    ``line`` is the line of the user's, as ``file:line``, that torch could not trace, where it is known.
+    """
+
+    line = ""
 
 
 class PlanError(LowtideError):

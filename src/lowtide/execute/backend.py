@@ -8,11 +8,11 @@ from typing import Any
 from torch import fx
 
 from lowtide.errors import GraphBreakError, LowtideError, RunError
+from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
 from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
-from lowtide.execute.compile.subgraphs import Subgraphs
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.plan_tiles import has_loop

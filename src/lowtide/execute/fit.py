@@ -11,8 +11,8 @@ from torch import fx, nn
 
 from lowtide.errors import CaptureError, GraphBreakError, RunError
 from lowtide.execute.backend import compile_planned
+from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
-from lowtide.execute.compile.subgraphs import Subgraphs
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.parameter_offload import bring_back
@@ -73,6 +73,16 @@ class Fitted:
             self._rehearsal.now = False
             bring_back()
 
+    def _parts(self) -> tuple[Callable[..., Any], Subgraphs]:
+        """The step as several graphs."""
+        subgraphs = Subgraphs(self._request)
+
+        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(module, self._request, subgraphs=subgraphs)
+
+        self._compiled = torch.compile(fresh(self._function), backend=lowtides(backend))
+        return backend, subgraphs
+
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """The same as one graph, as eager runs it, or else as libraries are written to be compiled."""
         try:
@@ -96,16 +106,22 @@ class Fitted:
                 "activations alone: leave out `offload` and `optimizer`, and take what they need off the "
                 "budget"
             ) from whole
-        subgraphs = Subgraphs(self._request)
-
-        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(module, self._request, subgraphs=subgraphs)
-
-        self._compiled = torch.compile(fresh(self._function), backend=lowtides(backend))
+        backend, subgraphs = self._parts()
         modules = modules_in(self._function, *example, *keywords.values())
-        compiled = self._compiled
-        with in_the_users_terms():
-            subgraphs.rehearse(lambda: compiled(*example, **keywords), modules, verify=verify)
+
+        def run() -> Any:
+            return self._compiled(*example, **keywords)
+
+        try:
+            with in_the_users_terms():
+                subgraphs.rehearse(run, modules, verify=verify)
+        except CaptureError:
+            if not asked_whether_compiling(backend):
+                raise
+            backend, subgraphs = self._parts()
+            as_when_compiled(backend)
+            with in_the_users_terms():
+                subgraphs.rehearse(run, modules, verify=verify)
         if not subgraphs.plans:
             raise whole
         if not subgraphs.breaks:  # torch has left out whole functions

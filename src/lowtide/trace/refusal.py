@@ -25,6 +25,7 @@ from lowtide.torch_internals import (
 
 __all__ = [
     "calls_torch",
+    "line_of",
     "place",
     "raise_through",
     "refuse_graph_breaks",
@@ -71,12 +72,17 @@ def refuse_what_depends_on_values(module: fx.GraphModule) -> None:
             name = getattr(node.target, "__name__", str(node.target))
             shape = f"the shape of what {name} gives depends on values"
             number = f"the step depends on the number that {name} reads from a tensor"
-            where = _last(_FRAME.findall(node.meta.get("stack_trace") or "")) or "the captured function"
+            where = line_of(node.meta.get("stack_trace") or "") or "the captured function"
             what = shape if isinstance(value, torch.Tensor) else number
             raise GraphBreakError(
                 f"{where}: {what}, so no plan can be made for it. Keep it in tensors of a fixed shape "
                 "(torch.where, a mask that is multiplied), or leave this part out of the compiled function"
             )
+
+
+def line_of(stack_trace: str) -> str:
+    """``file:line`` of the innermost frame outside of torch in a printed stack."""
+    return _last(_FRAME.findall(stack_trace))
 
 
 def translated(error: Exception) -> CaptureError:
@@ -96,7 +102,7 @@ def translated(error: Exception) -> CaptureError:
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """While torch traces: what it raises becomes a CaptureError, faults of ours stay what they are."""
+    """While torch traces: what it raises becomes a GraphBreakError, faults of ours stay what they are."""
     told: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -111,7 +117,9 @@ def traced() -> Iterator[None]:
         hints = [str(one.message) for one in told if str(one.message).startswith(_DETECTED)]
         frames = _FRAME.findall(str(error)) or _FRAME.findall(hints[-1] if hints else "")
         where = _last(frames) or users_line(error) or "the captured function"
-        raise CaptureError(_sentence(where, f"{type(error).__name__}: {error}")) from error
+        broken = GraphBreakError(_sentence(where, f"{type(error).__name__}: {error}"))
+        broken.line = where
+        raise broken from error
     finally:
         for one in told:
             if not str(one.message).startswith(_DETECTED):

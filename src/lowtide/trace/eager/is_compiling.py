@@ -2,7 +2,8 @@
 
 Libraries ask it to take another way where they are compiled: Hugging Face builds an attention mask then that
 eager leaves out, and attention runs by another kernel, with other last bits and other random numbers. Torch's
-own code is told the truth: it leaves out what Dynamo cannot trace.
+own code is told the truth: it leaves out what Dynamo cannot trace. Next they ask whether a stream is being
+captured, which Dynamo does not know how to ask: nobody captures one while a step is compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _MARK = "lowtide_says_compiling"
 _ASKED = "lowtide_was_asked"
 _TORCHS = str(Path(torch.__file__).parent)
 _QUESTIONS = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_OF_STREAMS = (torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing)
 
 
 def as_when_compiled(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,11 +38,16 @@ def asked_whether_compiling(backend: Callable[..., Any]) -> bool:
 
 def as_in_eager(handlers: MutableMapping[Any, Any], found: Callable[[Any], Any], mark: str) -> None:
     """Change what Dynamo answers; ``found`` gives the backend of ours among those around it, or None."""
-    for question in _QUESTIONS:
+    for question in (*_QUESTIONS, *_OF_STREAMS):
         handler = handlers.get(question)
-        if handler is not None and not hasattr(handler, mark):
-            handlers[question] = changed = _answering(handler, found)
-            setattr(changed, mark, True)
+        if (question in _QUESTIONS and handler is None) or hasattr(handler, mark):
+            continue
+        handlers[question] = changed = _answering(handler or _as_torch_does, found)
+        setattr(changed, mark, True)
+
+
+def _as_torch_does(*_: Any) -> None:
+    """What Dynamo does with a function that it has no handler for."""
 
 
 def _answering(handler: Callable[..., Any], found: Callable[[Any], Any]) -> Callable[..., Any]:

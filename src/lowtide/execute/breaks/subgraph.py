@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lowtide.errors import InfeasibleError
-from lowtide.execute.compile.forward_record import ForwardRecord, has_storage
+from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room

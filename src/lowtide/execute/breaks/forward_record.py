@@ -20,7 +20,7 @@ from lowtide.torch_internals import storage_id
 __all__ = ["ForwardRecord", "RecordedCall", "has_storage"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RecordedCall:
     """A call of a graph while the step was rehearsed."""
 
@@ -145,6 +145,9 @@ class ForwardRecord:
 
         try:
             yield told
+        except BaseException:
+            self.calls.remove(one)
+            raise
         finally:
             self._inside = False
 

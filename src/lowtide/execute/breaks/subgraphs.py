@@ -15,9 +15,10 @@ import torch
 from torch import fx, nn
 
 from lowtide.cost.watch import watch_cpu
-from lowtide.errors import InfeasibleError
-from lowtide.execute.compile.forward_record import ForwardRecord
-from lowtide.execute.compile.subgraph import Subgraph, Together
+from lowtide.errors import GraphBreakError, InfeasibleError
+from lowtide.execute.breaks.forward_record import ForwardRecord
+from lowtide.execute.breaks.split import split_at
+from lowtide.execute.breaks.subgraph import Subgraph, Together
 from lowtide.execute.memory.device import Room
 from lowtide.plan.make.share_budget import GraphCall, GraphPlan, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
@@ -133,7 +134,22 @@ class Subgraphs:
         made = Subgraph(static, leaves, layouts, self.together)
         self.made.append(made)
         self.together.count += 1
-        return made
+
+        def parted(error: GraphBreakError) -> Callable[..., Any]:
+            """The graph where torch cannot trace it: in parts, or as it is."""
+            self.made.remove(made)
+            self.together.count -= 1
+            self.breaks[str(error).partition(" Move it out")[0]] = None
+
+            def part(inner: fx.GraphModule, given: Sequence[Leaf]) -> Callable[..., Any]:
+                return self.subgraph(inner, inner, given, layouts)
+
+            found = split_at(static, leaves, error.line, part)
+            if found is None:
+                self.leave(str(error))
+            return found or static
+
+        return _OrInParts(made, parted)
 
     def _budget(self, called: Sequence[Subgraph]) -> int:
         budget = self.together.request.budget
@@ -171,6 +187,26 @@ class Subgraphs:
                 f"backward, hands on {format_bytes(out)}"
             )
         return "\n".join(lines)
+
+
+class _OrInParts:
+    """A graph, or what stands for it where torch cannot trace it."""
+
+    def __init__(
+        self, graph: Callable[..., Any], parted: Callable[[GraphBreakError], Callable[..., Any]]
+    ) -> None:
+        self._runs, self._parted = graph, parted
+        self._whole = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments."""
+        try:
+            return self._runs(*arguments)
+        except GraphBreakError as error:
+            if not self._whole:
+                raise
+            self._whole, self._runs = False, self._parted(error)
+        return self._runs(*arguments)
 
 
 class _Problem:

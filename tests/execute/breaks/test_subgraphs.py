@@ -12,7 +12,7 @@ from torch import nn
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, GraphBreakError, InfeasibleError
-from lowtide.execute.compile.subgraph import Subgraph
+from lowtide.execute.breaks.subgraph import Subgraph
 from lowtide.torch_internals import free_weak_storage, storage_expired, weak_storage
 from tests.execute.modules import CASES
 
