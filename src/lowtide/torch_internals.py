@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         TorchDynamoException,
         TorchRuntimeError,
     )
-    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables import ConstantVariable, SkipFunctionVariable
     from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, StringFormatVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_partition
@@ -75,6 +75,7 @@ __all__ = [
     "OpOverload",
     "RestartAnalysis",
     "ShortenTraceback",
+    "SkipFunctionVariable",
     "StringFormatVariable",
     "TensorVariable",
     "TorchDispatchMode",
@@ -125,9 +126,7 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
 # Dynamo, AOTAutograd and Inductor, imported when they are asked for.
-
 _LATER = {
     # Turns a forward graph into a joint one and asks for a partition of it. Seen in 2.11, 2.13, 2.14.
     "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
@@ -143,11 +142,12 @@ _LATER = {
     "TorchRuntimeError": "torch._dynamo.exc:TorchRuntimeError",
     # Stands for a tensor in Dynamo; some of its methods take an operator apart. Seen in 2.11, 2.13, 2.14.
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
-    # Stand in Dynamo for print and warn, a logger, a text with values in it, a constant. Seen in 2.11, 2.13.
+    # Stand in Dynamo for print and warn, a logger, a text, a constant, a skipped function: 2.11, 2.13.
     "DebuggingVariable": "torch._dynamo.variables.misc:DebuggingVariable",
     "LoggingLoggerVariable": "torch._dynamo.variables.misc:LoggingLoggerVariable",
     "StringFormatVariable": "torch._dynamo.variables.misc:StringFormatVariable",
     "ConstantVariable": "torch._dynamo.variables:ConstantVariable",
+    "SkipFunctionVariable": "torch._dynamo.variables:SkipFunctionVariable",
     # PyTorch's own partitioner, a baseline for plans. Seen in 2.11, 2.13, 2.14.
     "min_cut_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
 }

@@ -27,7 +27,7 @@ from lowtide.torch_internals import (
     trust_no_dict_versions,
 )
 from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
-from lowtide.trace.eager.is_compiling import as_when_compiled
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.eager.layouts import learned
 from lowtide.trace.refusal import (
     raise_through,
@@ -71,7 +71,7 @@ def backend(
     return compile_with(module, inputs, chosen, remember=remember)
 
 
-as_when_compiled(lowtides(backend))
+Answers(everybody=True).given_to(lowtides(backend))
 adapt_dynamo()
 
 _OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")

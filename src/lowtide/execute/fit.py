@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -19,9 +20,12 @@ from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.dynamo import fresh, lowtides
-from lowtide.trace.eager.is_compiling import as_when_compiled, asked_whether_compiling
+from lowtide.trace.eager.is_compiling import Answers, asked_by
 
 __all__ = ["Fitted", "fit", "fitted"]
+
+_RETRIES = 12
+"""A step is captured so many times at most, each time with another library told that it is compiled."""
 
 
 class Fitted:
@@ -36,16 +40,17 @@ class Fitted:
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
 
-        self._backend, self._compiled = self._whole()
+        self._answers = Answers()
+        self._compiled = self._whole()
 
-    def _whole(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _whole(self) -> Callable[..., Any]:
         """The step as one graph."""
 
         def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             return compile_planned(module, self._request, self._seen, rehearsal=self._rehearsal)
 
-        made = torch.compile(fresh(self._function), backend=lowtides(backend), fullgraph=True)
-        return backend, made
+        ours = self._answers.given_to(lowtides(backend))
+        return torch.compile(fresh(self._function), backend=ours, fullgraph=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
@@ -73,28 +78,36 @@ class Fitted:
             self._rehearsal.now = False
             bring_back()
 
-    def _parts(self) -> tuple[Callable[..., Any], Subgraphs]:
+    def _parts(self) -> Subgraphs:
         """The step as several graphs."""
         subgraphs = Subgraphs(self._request)
 
         def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             return compile_planned(module, self._request, subgraphs=subgraphs)
 
-        self._compiled = torch.compile(fresh(self._function), backend=lowtides(backend))
-        return backend, subgraphs
+        ours = self._answers.given_to(lowtides(backend))
+        self._compiled = torch.compile(fresh(self._function), backend=ours)
+        return subgraphs
 
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """The same as one graph, as eager runs it, or else as libraries are written to be compiled."""
-        try:
-            with contextlib.suppress(Rehearsed), in_the_users_terms():
-                self._compiled(*example, **keywords)
-        except GraphBreakError:
-            if not asked_whether_compiling(self._backend):
-                raise
-            self._backend, self._compiled = self._whole()
-            as_when_compiled(self._backend)
-            with contextlib.suppress(Rehearsed), in_the_users_terms():
-                self._compiled(*example, **keywords)
+        """The same as one graph: as eager runs it, or as libraries are written to be compiled."""
+        first = self._answers
+        for _ in range(_RETRIES):
+            try:
+                with contextlib.suppress(Rehearsed), in_the_users_terms():
+                    self._compiled(*example, **keywords)
+            except GraphBreakError as error:  # noqa: PERF203
+                file = asked_by(error.line, self._answers)
+                if file:
+                    self._answers = replace(self._answers, files={*self._answers.files, file})
+                elif self._answers.asked and not self._answers.everybody:
+                    first, self._answers = self._answers, Answers(everybody=True)
+                else:
+                    self._answers = first
+                    raise
+                self._compiled = self._whole()
+            else:
+                return
 
     def _rehearse_subgraphs(
         self, whole: GraphBreakError, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool
@@ -106,7 +119,7 @@ class Fitted:
                 "activations alone: leave out `offload` and `optimizer`, and take what they need off the "
                 "budget"
             ) from whole
-        backend, subgraphs = self._parts()
+        subgraphs = self._parts()
         modules = modules_in(self._function, *example, *keywords.values())
 
         def run() -> Any:
@@ -116,10 +129,10 @@ class Fitted:
             with in_the_users_terms():
                 subgraphs.rehearse(run, modules, verify=verify)
         except CaptureError:
-            if not asked_whether_compiling(backend):
+            if not self._answers.asked:
                 raise
-            backend, subgraphs = self._parts()
-            as_when_compiled(backend)
+            self._answers = Answers(everybody=True)
+            subgraphs = self._parts()
             with in_the_users_terms():
                 subgraphs.rehearse(run, modules, verify=verify)
         if not subgraphs.plans:

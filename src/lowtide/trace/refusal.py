@@ -96,8 +96,11 @@ def translated(error: Exception) -> CaptureError:
         return CaptureError(
             f"{where}: the step fails on these inputs: {problem}. Does it run without capture?"
         )
-    kind = CaptureError if text.lstrip().startswith(_RAISED) else GraphBreakError
-    return kind(_sentence(where, text))
+    if text.lstrip().startswith(_RAISED):
+        return CaptureError(_sentence(where, text))
+    broken = GraphBreakError(_sentence(where, text))
+    broken.line = where
+    return broken
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from lowtide.plan.budget import Budget
 from lowtide.plan.problem.pauses import as_events, with_pauses
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
+from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import pointwise
 from lowtide.plan.program.simulate import simulate
@@ -220,3 +221,11 @@ def test_a_refusal_has_the_plan_for_the_budget_that_it_names(unet):
     plan = error.value.plan
     assert plan.budget_bytes == error.value.smallest_budget >= plan.predicted.peak_bytes
     assert simulate(graph, plan.program).peak_bytes == plan.predicted.peak_bytes
+
+
+def test_a_step_without_operators_is_refused_in_words():
+    graph = Graph((Tensor("x", 16, Role.INPUT),), ())
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        plan_for(
+            graph, Costs((), (), "unit"), Budget(bytes=1), only=("recompute", "offload"), link=Link(1, 1)
+        )

@@ -27,7 +27,7 @@ from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Verification"]
 
-_RUNS = 3
+_RUNS = 8
 """So often eager is run again to see how much it differs from itself."""
 _TIMES = 16
 """Values may differ by so many times what eager differs from itself."""
