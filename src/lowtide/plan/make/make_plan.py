@@ -11,7 +11,7 @@ from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Role
 from lowtide.plan.bounds.relaxation import skippable
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.candidates import at_the_end, at_the_lowest, played, stored, with_leaves_away
+from lowtide.plan.make.candidates import Tried, at_the_end, at_the_lowest, played, stored, with_leaves_away
 from lowtide.plan.make.search import search
 from lowtide.plan.offload.parameters import movable, streamed
 from lowtide.plan.problem.problem import Problem, build_problem
@@ -44,7 +44,8 @@ _NO_DEVICE = DeviceRoom()
 def plain_peak(graph: Graph, costs: Costs, able: Collection[int] = ()) -> int:
     """What storing everything takes."""
     program = with_in_place(graph, store_all(graph), able)
-    return simulate(graph, program, workspace_bytes=costs.workspace_bytes).peak_bytes
+    peak = simulate(graph, program, workspace_bytes=costs.workspace_bytes).peak_bytes
+    return peak if graph.ops else Memory(graph).resident_bytes
 
 
 def make_plan(
@@ -69,6 +70,8 @@ def make_plan(
     task = PlanTask(request, room, size, peak, tuple(sorted(able)))
     holds_for = _holds_for(problem, task.methods)
     fits = peak <= size  # whatever a search would find is no faster
+    if not fits and not graph.ops:
+        raise _nothing_to_save(graph, costs, stored(problem, costs, task), task, holds_for)
     chosen = [] if fits else _sets(graph, movable(graph, request.offload, room.pinned))
     tried = [stored(problem, costs, task)] if fits else []
     limits = request.limits.within(request.limits.time_limit / max(1, len(chosen)))
@@ -115,6 +118,24 @@ def make_plan(
     if seconds and found.smallest.budget > found.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, seconds, request.limits.seed)
     return _plan(graph, costs, found, turned(best.program), task, holds_for)
+
+
+def _nothing_to_save(
+    graph: Graph, costs: Costs, one: Tried, task: PlanTask, holds_for: HoldsFor
+) -> InfeasibleError:
+    """The error for a step without operators, whose inputs are more than the budget."""
+    peak = task.plain_peak
+    told = InfeasibleError(
+        f"no plan fits {format_bytes(task.budget)} ({task.budget} bytes): the inputs of the step alone take "
+        f"{format_bytes(peak)} ({peak} bytes)",
+        budget=task.budget,
+        smallest_budget=peak,
+        floor=peak,
+        proven=True,
+    )
+    told.plan = _plan(graph, costs, one.found, one.program, replace(task, budget=peak), holds_for)
+    told.plain_peak = peak
+    return told
 
 
 def _sets(graph: Graph, leaves: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -187,6 +208,7 @@ def _plan(
 ) -> Plan:
     workspace, outside = costs.workspace_bytes, task.room.outside_bytes
     timeline = played(graph, costs, program, task.room.link)
+    peak = timeline.peak_bytes if graph.ops else Memory(graph).resident_bytes
     check(
         graph,
         program,
@@ -206,11 +228,11 @@ def _plan(
     return Plan(
         budget_bytes=task.budget,
         plain=Side(task.plain_peak, everything),
-        predicted=Side(timeline.peak_bytes + outside, planned),
+        predicted=Side(peak + outside, planned),
         overhead=(planned - everything) / base,
         bound=Bound(bound, (bound - everything) / base, holds_for),
         gap=_gap(planned, bound),
-        smallest_budget_bytes=min(found.smallest.budget, timeline.peak_bytes) + outside,
+        smallest_budget_bytes=min(found.smallest.budget, peak) + outside,
         decisions=decisions_of(graph, program),
         solve_seconds=found.solve_seconds,
         checked=True,

@@ -52,7 +52,7 @@ def search(
         never = (False,) * len(problem.ops)
         problem = replace(problem, asked=never, again=never)
     relaxation = relax(problem)
-    if "offload" not in methods or not problem.ops:
+    if "offload" not in methods:
         return recompute(problem, budget, relaxation, limits, starts=starts, others=others)
     if link is None:
         raise PlanError("offload needs the rates of the link between device and host")
