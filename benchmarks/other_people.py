@@ -1,6 +1,6 @@
 """Architectures of Hugging Face and timm inside budgets, held against eager PyTorch.
 
-    python benchmarks/other_people.py [--device cuda] [--jobs 2] [--time-limit 5] [--output FILE] hugging_face|timm [NAME ...]
+    python benchmarks/other_people.py [--device cuda] [--jobs 2] [--time-limit 5] [--output FILE] [--add] hugging_face|timm [NAME ...]
 
 Each network runs in a process of its own: at 100, 60 and 35% of its plain peak, and at the smallest budget that is known.
 Loss, gradients and buffers of a step are compared with eager bit for bit; in tiles gradients as a share of their size.
@@ -150,6 +150,13 @@ def told(cell: dict[str, Any], noise: float) -> str:
     return (found if close else f"**{found}**") + above
 
 
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = [row["name"], f"{row['parameters']:,}"]
+    cells += [told(row["budgets"][budget], row["eager_differs"]) for budget in BUDGETS]
+    return "| " + " | ".join(cells) + " |"
+
+
 def in_process(library: str, name: str, device: str, time_limit: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", "--device", device, "--time-limit", str(time_limit)]
     try:
@@ -171,6 +178,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--time-limit", type=float, default=5.0)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--add", action="store_true", help="put the rows into the table that is there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -179,29 +187,28 @@ def main() -> None:
     if chosen.one:
         print(json.dumps(one(chosen.library, names[0], chosen.device, chosen.time_limit)))
         return
-    head = ["architecture", "parameters", *BUDGETS]
-    lines = ["| " + " | ".join(head) + " |", "| --- | ---: " + "| --- " * len(BUDGETS) + "|"]
-    rows = []
+    output = chosen.output or RESULTS / f"{chosen.library.replace('_', '-')}-{chosen.device}"
+    known = json.loads(output.with_suffix(".json").read_text()) if chosen.add else []
+    rows = {row["name"]: row for row in known}
     with ThreadPoolExecutor(chosen.jobs) as pool:
         jobs = [
             pool.submit(in_process, chosen.library, name, chosen.device, chosen.time_limit) for name in names
         ]
         for job in jobs:
             row = job.result()
-            rows.append(row)
-            cells = [row["name"], f"{row['parameters']:,}"]
-            cells += [told(row["budgets"][budget], row["eager_differs"]) for budget in BUDGETS]
-            lines.append("| " + " | ".join(cells) + " |")
-            print(lines[-1], flush=True)
+            rows[row["name"]] = row
+            print(line(row), flush=True)
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES[chosen.library])
     where = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
     asked = " ".join(["python benchmarks/other_people.py", *sys.argv[1:]])
     text = (
         f"# {len(rows)} architectures inside budgets\n\n`{asked}`, {date.today()}; {where}, {libraries}\n\n"
     )
-    output = chosen.output or RESULTS / f"{chosen.library.replace('_', '-')}-{chosen.device}"
+    head = ["architecture", "parameters", *BUDGETS]
+    lines = ["| " + " | ".join(head) + " |", "| --- | ---: " + "| --- " * len(BUDGETS) + "|"]
+    lines += [line(row) for row in rows.values()]
     write_atomically(output.with_suffix(".md"), (text + "\n".join(lines) + "\n").encode())
-    write_atomically(output.with_suffix(".json"), json.dumps(rows, indent=1).encode())
+    write_atomically(output.with_suffix(".json"), json.dumps(list(rows.values()), indent=1).encode())
 
 
 if __name__ == "__main__":

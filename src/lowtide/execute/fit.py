@@ -92,15 +92,15 @@ class Fitted:
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """The same as one graph: as eager runs it, or as libraries are written to be compiled."""
         first = self._answers
-        for _ in range(_RETRIES):
+        for left in reversed(range(_RETRIES)):
             try:
                 with contextlib.suppress(Rehearsed), in_the_users_terms():
                     self._compiled(*example, **keywords)
-            except GraphBreakError as error:  # noqa: PERF203
-                file = asked_by(error.line, self._answers)
-                if file:
+            except CaptureError as error:  # noqa: PERF203
+                file = asked_by(error.line, self._answers) if isinstance(error, GraphBreakError) else ""
+                if file and left > 1:
                     self._answers = replace(self._answers, files={*self._answers.files, file})
-                elif self._answers.asked and not self._answers.everybody:
+                elif self._answers.asked and not self._answers.everybody and left:
                     first, self._answers = self._answers, Answers(everybody=True)
                 else:
                     self._answers = first

@@ -41,11 +41,7 @@ def split_at(
 
     ``made`` gives the functions that run the parts before, between and behind these calls.
     """
-    here = [
-        node
-        for node in module.graph.nodes
-        if node.op.startswith("call_") and line_of(node.meta.get("stack_trace") or "") == line
-    ]
+    here = _called_in(module, line)
     if not here:
         return None
     part, parts, apart = 0, dict[fx.Node, int](), set[int]()
@@ -63,6 +59,19 @@ def split_at(
         given = [known.get(one) or Leaf(str(one), Role.INPUT) for one in call.args]
         setattr(whole, call.target, _Calls(made(inner, given), alone=_tupled(inner)))
     return whole
+
+
+def _called_in(module: fx.GraphModule, line: str) -> list[fx.Node]:
+    """What is called in a line of the user's: operators of libraries where there are some, else all."""
+    calls = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    here = [node for node in calls if line_of(node.meta.get("stack_trace") or "") == line]
+    return [node for node in here if _of_a_library(node.target)] or here
+
+
+def _of_a_library(target: Any) -> bool:
+    """Whether this is an operator that is not torch's own."""
+    operator = type(target).__name__ in ("OpOverload", "OpOverloadPacket")
+    return operator and str(target).partition(".")[0] not in ("aten", "prims", "prim")
 
 
 def _tupled(module: fx.GraphModule) -> bool:

@@ -1,0 +1,80 @@
+"""A thousand steps leave memory as it was, and the model stays the user's: copied, pickled, freed."""
+
+import copy
+import gc
+import pickle
+import resource
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+SETTLED = 150
+PAGES = 4 << 20
+"""Bytes by which the process may grow over all steps: Python's own lists and caches."""
+
+
+class Network(nn.Module):
+    """Dropout, BatchNorm and enough layers to recompute some."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+        self.layers, self.norm = nn.Sequential(*layers), nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        return self.norm(self.layers(x))
+
+
+class Breaking(Network):
+    """The same in two graphs."""
+
+    def forward(self, x):
+        y = self.layers(x)
+        return self.norm(y) if y.sum().item() < 1e9 else y
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def most_bytes():
+    """The most that the process has had in memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Network, 1000), (Breaking, 400)])
+def test_a_thousand_steps_take_no_more_memory_than_the_first(kind, steps):
+    torch._dynamo.reset()
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = lowtide.fit(loss_of, model, torch.randn(64, 32), budget="70%", time_limit=0.3)
+    before = 0
+    for k in range(steps):
+        optimizer.zero_grad()
+        step(model, torch.randn(64, 32)).backward()
+        optimizer.step()
+        if k == SETTLED:
+            gc.collect()
+            before = most_bytes()
+    assert most_bytes() - before < PAGES
+
+
+def test_a_fitted_model_is_copied_pickled_and_freed():
+    torch._dynamo.reset()
+    model, x = Network(), torch.randn(64, 32)
+    step = lowtide.fit(loss_of, model, x, budget="80%", time_limit=0.3)
+    step(model, x).backward()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        torch.manual_seed(0)
+        loss = loss_of(other, x)
+        torch.manual_seed(0)
+        assert torch.equal(loss, step(other, x))
+    held = weakref.ref(model), weakref.ref(next(model.parameters()).untyped_storage())
+    del model, other, step, loss
+    gc.collect()
+    assert [one() for one in held] == [None, None]
