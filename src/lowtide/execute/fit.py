@@ -19,6 +19,7 @@ from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.torch_internals import tree_leaves
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.eager.is_compiling import Answers, asked_by
 
@@ -121,20 +122,21 @@ class Fitted:
             ) from whole
         subgraphs = self._parts()
         modules = modules_in(self._function, *example, *keywords.values())
+        batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
 
         def run() -> Any:
             return self._compiled(*example, **keywords)
 
         try:
             with in_the_users_terms():
-                subgraphs.rehearse(run, modules, verify=verify)
+                subgraphs.rehearse(run, modules, batch, verify=verify)
         except CaptureError:
             if not self._answers.asked:
                 raise
             self._answers = Answers(everybody=True)
             subgraphs = self._parts()
             with in_the_users_terms():
-                subgraphs.rehearse(run, modules, verify=verify)
+                subgraphs.rehearse(run, modules, batch, verify=verify)
         if not subgraphs.plans:
             raise whole
         if not subgraphs.breaks:  # torch has left out whole functions

@@ -44,18 +44,19 @@ class RecordedCall:
 class ForwardRecord:
     """The calls of graphs in forward of a step, and what is on the device meanwhile."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor] = ()) -> None:
         self.calls: list[RecordedCall] = []
         self.python_bytes = 0
         """What is saved for backward by code that torch did not capture."""
         tensors = [tensor for module in modules for tensor in module.state_dict(keep_vars=True).values()]
+        tensors += batch
         self._devices = {tensor.device for tensor in tensors}
         self._resident = {
             storage_id(tensor): (_size(tensor), tensor.requires_grad)
             for tensor in tensors
             if has_storage(tensor)
         }
-        """Parameters and buffers of the modules by their storage: bytes, and whether they are trained."""
+        """Parameters, buffers and the batch by their storage: bytes, and whether they are trained."""
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """What the step updates meanwhile, and its value before."""
         self._inside = False

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.errors import InfeasibleError
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
@@ -117,11 +116,11 @@ class Subgraph(Planned):
         alone = _Alone([])
         alone.device, alone.argument_bytes = room.device, room.argument_bytes
 
-        def planned(request: PlanRequest) -> Plan:
-            return plan_joint(joint, run, alone, request.without("tile"), pinned=pinned)
+        def planned(request: PlanRequest, *, smallest: bool = False) -> Plan:
+            return plan_joint(joint, run, alone, request.without("tile"), pinned=pinned, smallest=smallest)
 
         self.joint, self._again, self._known = joint, planned, []
-        self.smallest = self._smallest(planned)
+        self.smallest = planned(self._limited(1), smallest=True)
         wanted = self.smallest.predicted.peak_bytes
         if self.together.record is None:  # met later
             plain = self.smallest.plain.peak_bytes
@@ -138,16 +137,6 @@ class Subgraph(Planned):
         """Hold nothing of a rehearsal that failed."""
         self._ready = None
         self.let_go()
-
-    def _smallest(self, planned: Callable[[PlanRequest], Plan]) -> Plan:
-        """The plan with the smallest peak that is found."""
-        request = self._limited(1)
-        try:
-            return planned(request)
-        except InfeasibleError as error:
-            if not isinstance(error.plan, Plan):
-                raise
-            return error.plan
 
     def _limited(self, peak: int) -> PlanRequest:
         seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))

@@ -53,13 +53,20 @@ class Subgraphs:
         """What is saved for backward by code that torch did not capture."""
         self._shapes: Counter[int] = Counter()
 
-    def rehearse(self, run: Callable[[], Any], modules: Sequence[nn.Module], *, verify: bool) -> None:
+    def rehearse(
+        self,
+        run: Callable[[], Any],
+        modules: Sequence[nn.Module],
+        batch: Sequence[torch.Tensor],
+        *,
+        verify: bool,
+    ) -> None:
         """Run the step's forward once, plan its graphs together, and measure a step by these plans.
 
         Where it takes more than the budget, as code between graphs may, they are planned again with less.
         Nothing of it leaves a trace.
         """
-        record = self.together.record = ForwardRecord(modules)
+        record = self.together.record = ForwardRecord(modules, batch)
         try:
             with record.forward():
                 run()

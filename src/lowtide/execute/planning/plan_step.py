@@ -68,10 +68,12 @@ def plan_joint(
     *,
     state: Sequence[Any] = (),
     pinned: Collection[int] = (),
+    smallest: bool = False,
 ) -> Plan:
     """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known.
 
-    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave.
+    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave. With ``smallest`` it is the plan
+    with the smallest peak, the same whenever it is asked for.
     """
     graph: Graph = joint.graph
     device = device_of(graph)
@@ -86,7 +88,7 @@ def plan_joint(
     link = link_of(device) if "offload" in request.methods else None
     outside = room.outside_bytes()  # after all that was measured: libraries have taken what they keep
     kept = Kept(graph, able, request, device, DeviceRoom(outside, free, link, pinned))
-    plan = kept.load()
+    plan = kept.load_first() if smallest else kept.load()
     optional = request.auto and not request.offload  # nobody has asked for offload
 
     def made(asked: PlanRequest) -> Plan:
@@ -97,12 +99,12 @@ def plan_joint(
         try:
             plan = made(request)
         except InfeasibleError as error:
-            plan = kept.smallest(error)
+            plan = kept.first(error) if smallest else kept.smallest(error)
         if optional and not fits_host(graph, plan.program):
             plan = made(request.without("offload"))
         if plan.interrupted:
             warn_interrupted()
-        else:
+        elif not smallest:
             kept.store(plan)
     refuse_too_much(graph, plan.program)
     return plan
@@ -239,6 +241,7 @@ class Kept:
         encoded = msgspec.json.encode(graph)
         self.name = _file_name("plan", encoded, [asked, *step])
         self.smallest_name = _file_name("smallest", encoded, step)
+        self.first_name = _file_name("first", encoded, [repr(request.limits.time_limit), *step])
 
     def load(self) -> Plan | None:
         """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
@@ -264,6 +267,18 @@ class Kept:
         if known is None or _peak(known) > size:
             raise error
         return msgspec.structs.replace(known, budget_bytes=size)
+
+    def load_first(self) -> Plan | None:
+        """The plan with the smallest peak that was found first, in as much time."""
+        plan = self._read(self.first_name)
+        return plan if plan is not None and self._fits(plan) else None
+
+    def first(self, error: InfeasibleError) -> Plan:
+        """The plan with the smallest peak, which is kept; else the error."""
+        if not isinstance(error.plan, Plan):
+            raise error
+        self._write(self.first_name, error.plan)
+        return error.plan
 
     def _read(self, name: str) -> Plan | None:
         """A valid plan for this step and device."""

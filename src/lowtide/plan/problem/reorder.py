@@ -86,6 +86,9 @@ def in_order(problem: Problem, order: Sequence[int]) -> Problem:
 
 
 def moved(order: Sequence[int], events: Iterable[Event]) -> frozenset[Event]:
-    """The events of a problem as those of the same problem in another order."""
+    """The events of a problem as those of the same problem in another order.
+
+    A second run that would come before the first one there is left out.
+    """
     place = {old: new for new, old in enumerate(order)}
-    return frozenset((place[t], place[v]) for t, v in events)
+    return frozenset((place[t], place[v]) for t, v in events if place[v] < place[t])
