@@ -72,8 +72,8 @@ def plan_joint(
 ) -> Plan:
     """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known.
 
-    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave. With ``smallest`` it is the plan
-    with the smallest peak, the same whenever it is asked for.
+    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave. With ``smallest`` it is the
+    plan with the smallest peak, the same whenever it is asked for.
     """
     graph: Graph = joint.graph
     device = device_of(graph)
