@@ -24,6 +24,15 @@ SMALL = {
 }
 FEW_HEADS = {"num_key_value_heads": 2, "head_dim": 16, "use_cache": False}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+TWO_STACKS = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+}
 VISION = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 
 
@@ -94,13 +103,7 @@ def wav2vec2(times: int) -> Case:
 def whisper(times: int) -> Case:
     config = hf.WhisperConfig(
         vocab_size=VOCABULARY,
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
+        **TWO_STACKS,
         max_source_positions=100,
         max_target_positions=64,
         num_mel_bins=16,
@@ -191,13 +194,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "bart": sequence_to_sequence(
         "BartForConditionalGeneration",
         "BartConfig",
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
+        **TWO_STACKS,
         max_position_embeddings=128,
     ),
     "vit": image("ViTForImageClassification", "ViTConfig", image_size=64, patch_size=8, **VISION),

@@ -23,11 +23,8 @@ from lowtide.plan.program.simple import offload_all, recompute_all, store_all
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.suggest import did_you_mean
-from lowtide.torch_internals import (
-    trust_no_dict_versions,
-)
+from lowtide.torch_internals import trust_no_dict_versions
 from lowtide.trace.eager.dynamo import adapt_dynamo, lowtides
-from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.eager.layouts import learned
 from lowtide.trace.refusal import (
     raise_through,
@@ -71,7 +68,7 @@ def backend(
     return compile_with(module, inputs, chosen, remember=remember)
 
 
-Answers(everybody=True).given_to(lowtides(backend))
+lowtides(backend)
 adapt_dynamo()
 
 _OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")

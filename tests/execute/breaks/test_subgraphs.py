@@ -241,6 +241,28 @@ def test_other_branches_and_evaluation_are_planned_when_they_come():
         assert torch.equal(step(model.eval(), x), loss_of(twin.eval(), x))
 
 
+class Mixed(Branching):
+    """Half precision around a break, and a teacher that has no gradients behind it."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.norm(self.first(x))
+            z = self.second(y) if y.sum().item() < 1e9 else y
+            with torch.no_grad():
+                target = self.first(y)
+                target = self.second(target) if target.sum().item() < 1e9 else target
+        return z.float() - target.float()
+
+
+def test_autocast_and_no_grad_around_a_break():
+    torch.manual_seed(3)
+    model, x = Mixed(), torch.randn(64, WIDTH)
+    twin = copy.deepcopy(model)
+    step = fitted(model, x, "100%")
+    for seed in range(2):
+        assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
+
+
 def test_closures_and_random_states_are_left_alone():
     model, x = Branching(), torch.randn(64, WIDTH)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()

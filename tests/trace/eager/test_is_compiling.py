@@ -64,6 +64,12 @@ def test_what_breaks_so_is_captured_as_compilers_do():
     assert torch.equal(step(model, x), loss_of(model, x))
 
 
+def test_a_capture_is_told_the_truth():
+    """It has no second try."""
+    captured = lowtide.capture(loss_of, Checking(torch.compiler.is_compiling), torch.randn(16, 8))
+    assert captured.step.graph.ops
+
+
 def test_the_backend_and_other_compilers_are_told_the_truth():
     model, x = Asking(torch.compiler.is_compiling), torch.randn(16, 8)
     compiled = model.layer(x).tanh().square().mean()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,25 @@ class _Alone(Room):
         return 0
 
 
+class _Modes:
+    """Autocast, and whether gradients are recorded, as they are now."""
+
+    def __init__(self) -> None:
+        self._gradients = torch.is_grad_enabled()
+        on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        self._autocast = [(device, torch.get_autocast_dtype(device)) for device in on]
+        self._caches = torch.is_autocast_cache_enabled()
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, they are as they were."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._gradients))
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self._caches))
+            yield
+
+
 class Subgraph(Planned):
     """One graph of a step."""
 
@@ -74,6 +94,8 @@ class Subgraph(Planned):
         self.plan: Plan | None = None
         self.arguments: list[Any] = []
         """Those of the rehearsal, until it ends."""
+        self._modes = _Modes()
+        """Those in which the user's code has called it."""
         self._again: Callable[[PlanRequest], Plan] | None = None
         self._known: list[Plan] = []
         """Plans that were made, until the rehearsal ends."""
@@ -86,6 +108,7 @@ class Subgraph(Planned):
         if not record.listening:
             record.restore(self._changed(arguments))
             return self._ready(*arguments) if self._ready is not None else super().__call__(*arguments)
+        self._modes = _Modes()
         with record.call(self, arguments) as told:
             if self._ready is None:
                 self._ready = self.made(arguments)
@@ -189,8 +212,9 @@ class Subgraph(Planned):
             made.append(interpreter)
 
         witness = Witness(self.layouts)
-        ready = self.compiled(self.arguments, lambda _: plan.program, promise)
-        if verify and made and self.joint is not None:
-            compare = Verification(self.module, self.arguments, self.leaves, self.joint, plan).compare
-            self.rehearsed(ready, made[-1], self.arguments, witness, compare)
+        with self._modes.again():
+            ready = self.compiled(self.arguments, lambda _: plan.program, promise)
+            if verify and made and self.joint is not None:
+                compare = Verification(self.module, self.arguments, self.leaves, self.joint, plan).compare
+                self.rehearsed(ready, made[-1], self.arguments, witness, compare)
         self._ready = ready

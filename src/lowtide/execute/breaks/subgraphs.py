@@ -261,7 +261,9 @@ def _refused(budget: int, graphs: int, works: int, python: int) -> InfeasibleErr
     )
     return InfeasibleError(
         f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {graphs} graphs of this step; the "
-        f"smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}",
+        f"smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}. Give that, or "
+        "take a smaller batch; a step without graph breaks may need less (fullgraph=True names the first "
+        "break)",
         budget=budget,
         smallest_budget=works,
         floor=0,

@@ -93,13 +93,13 @@ def plan_joint(
 
     def made(asked: PlanRequest) -> Plan:
         usable = link if "offload" in asked.methods else None
-        return make_plan(graph, costs, asked, DeviceRoom(outside, free, usable, pinned), able=able)
+        try:
+            return make_plan(graph, costs, asked, DeviceRoom(outside, free, usable, pinned), able=able)
+        except InfeasibleError as error:
+            return kept.first(error) if smallest else kept.smallest(error)
 
     if plan is None or (optional and not fits_host(graph, plan.program)):
-        try:
-            plan = made(request)
-        except InfeasibleError as error:
-            plan = kept.first(error) if smallest else kept.smallest(error)
+        plan = made(request)
         if optional and not fits_host(graph, plan.program):
             plan = made(request.without("offload"))
         if plan.interrupted:

@@ -34,7 +34,7 @@ class Answers:
     """Who is told what while functions are compiled for a backend."""
 
     everybody: bool = False
-    """Whether all are told that they are compiled."""
+    """Whether all are told that they are compiled, as they are for a backend without answers."""
     files: set[str] = field(default_factory=set)
     """Files of code that is told so."""
     asked: set[str] = field(default_factory=set)
@@ -69,7 +69,7 @@ def as_in_eager(handlers: MutableMapping[Any, Any], found: Callable[[Any], Any],
 
 def _no_stream(method: Callable[..., Any], found: Callable[[Any], Any]) -> Callable[..., Any]:
     def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.value is _SKIPPED and found(tx.output.compiler_fn) is not None:
+        if self.value is _SKIPPED and hasattr(found(tx.output.compiler_fn), _ANSWERS):
             return ConstantVariable.create(False)
         return method(self, tx, *args, **kwargs)
 
@@ -84,11 +84,9 @@ def _answering(handler: Callable[..., Any], found: Callable[[Any], Any]) -> Call
     def answer(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         said = handler(self, tx, *args, **kwargs)
         backend = found(tx.output.compiler_fn)
-        if tx.export or backend is None or tx.f_code.co_filename.startswith(_TORCHS):
-            return said
         answers: Answers | None = getattr(backend, _ANSWERS, None)
-        if answers is None:
-            return ConstantVariable.create(False)
+        if tx.export or answers is None or tx.f_code.co_filename.startswith(_TORCHS):
+            return said
         files = _asking(tx)
         answers.asked |= files
         return said if answers.everybody or files & answers.files else ConstantVariable.create(False)
