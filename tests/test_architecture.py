@@ -74,8 +74,8 @@ ROOMS = {
         "tiling": {"memory", "runtime", "planning"},
         "compile": {"memory", "runtime", "planning", "tiling"},
         "breaks": {"memory", "runtime", "planning", "compile"},
-        "backend": {"memory", "runtime", "tiling", "compile", "breaks"},
-        "fit": {"memory", "runtime", "compile", "breaks", "backend"},
+        "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
+        "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
         "compare": {"memory", "runtime", "compile", "backend"},
     },
 }

@@ -1,12 +1,10 @@
 """Every private name of torch that Lowtide uses, under a public name.
 
-Torch may change these names in any release. They stand in this module alone, so it is the one to look at
-when a release does; ``tests/test_architecture.py`` holds the other modules to it. Each name, or each group,
-says in which versions of torch it was seen. What differs between versions is handled here too.
-
+Torch may change these names in any release: they stand in this module alone, which
+``tests/test_architecture.py`` holds the others to. Each name, or each group, says in which versions of torch
+it was seen. What differs between versions is handled here too.
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
-Dynamo, AOTAutograd and Inductor take seconds to import: their names are looked up when another module first
-imports them from here.
+Dynamo, AOTAutograd and Inductor take seconds to import: their names are looked up when they are first used.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ from torch._guards import TracingContext, tracing
 # The class of operators, and of those that take functions. Seen in 2.11, 2.13, 2.14.
 from torch._ops import HigherOrderOperator, OpOverload
 
-# Makes tensors that have a shape and no memory. Seen in 2.11, 2.13, 2.14.
-from torch._subclasses import FakeTensorMode
+# Tensors that have a shape and no memory, and what makes them. Seen in 2.11, 2.13, 2.14.
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 # A graph without code, for one that is read and never run. Seen in 2.11, 2.13, 2.14.
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, StringFormatVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_partition
+    from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
     "GRADIENT_FUNCTIONS",
@@ -68,6 +67,7 @@ __all__ = [
     "DebuggingVariable",
     "DisableTorchFunctionSubclass",
     "DispatchKey",
+    "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "LazyGraphModule",
@@ -82,6 +82,7 @@ __all__ = [
     "TorchDynamoException",
     "TorchRuntimeError",
     "TracingContext",
+    "ValueRanges",
     "aot_autograd",
     "autocast_disabled",
     "backward_keeps_graph",
@@ -148,7 +149,8 @@ _LATER = {
     "StringFormatVariable": "torch._dynamo.variables.misc:StringFormatVariable",
     "ConstantVariable": "torch._dynamo.variables:ConstantVariable",
     "SkipFunctionVariable": "torch._dynamo.variables:SkipFunctionVariable",
-    # PyTorch's own partitioner, a baseline for plans. Seen in 2.11, 2.13, 2.14.
+    # Bounds of a size; torch's own partitioner, a baseline for plans. Seen in 2.11, 2.13.
+    "ValueRanges": "torch.utils._sympy.value_ranges:ValueRanges",
     "min_cut_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
 }
 """Public names, and where torch has them: a module, or a name in one."""
@@ -243,8 +245,7 @@ def schema_of(target: Any) -> Any:
 
 def overload_name(target: Any) -> str:
     """The name of an operator's overload; empty for another function. Seen in 2.11, 2.13, 2.14."""
-    name: str = getattr(target, "_overloadname", "")
-    return name
+    return str(getattr(target, "_overloadname", ""))
 
 
 def forget_kernels(operator: Any) -> None:

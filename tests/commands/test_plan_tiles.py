@@ -10,7 +10,7 @@ from lowtide.commands.demo import _planned
 from lowtide.commands.main import cli
 from lowtide.errors import LowtideError
 from lowtide.execute.fit import fit
-from lowtide.execute.planning.plan_step import Kept
+from lowtide.execute.planning.kept import Kept
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.trace.step.capture import capture
 from tests.steps import described

@@ -10,10 +10,12 @@ from torch import fx
 from lowtide.errors import GraphBreakError, LowtideError, RunError
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
+from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
 from lowtide.execute.memory.optimizer_state import check_optimizer
+from lowtide.execute.planning.other_shapes import ShapePlans
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.plan_tiles import has_loop
 from lowtide.graph import Graph
@@ -64,7 +66,7 @@ def backend(
     except LowtideError as error:
         raise_through(error)
     if isinstance(chosen, PlanRequest):
-        return compile_planned(module, chosen, remember=remember)
+        return compile_planned(module, inputs, chosen, remember=remember)
     return compile_with(module, inputs, chosen, remember=remember)
 
 
@@ -134,9 +136,11 @@ def compile_with(
                 return program
             return with_in_place(joint.graph, program, able_in_place(joint))
 
-        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
+        def compiled(
+            static: fx.GraphModule, leaves: Sequence[Leaf], family: Family | None = None
+        ) -> Callable[..., Any]:
             program = in_place_too if in_place else plainly
-            return Unplanned(static, leaves, learned(), program, watch, state)
+            return Unplanned(static, leaves, learned(), program, watch, state, family)
 
         if has_symbols(module) or has_numbers(module):
             return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
@@ -147,17 +151,20 @@ def compile_with(
 
 def compile_planned(
     module: fx.GraphModule,
+    inputs: Sequence[Any],
     request: PlanRequest,
     seen: Callable[[Plan], None] | None = None,
     *,
     remember: int = REMEMBERED,
     rehearsal: Rehearsal | None = None,
     subgraphs: Subgraphs | None = None,
+    plans: ShapePlans | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. The ``rehearsal`` says whether a call is for a plan alone. Where the module
-    is one of the ``subgraphs`` of a step, it shares the budget with the others.
+    ``seen`` is shown each plan. The ``plans`` for other shapes help with new ones. The ``rehearsal`` says
+    whether a call is for a plan alone. Where the module is one of the ``subgraphs`` of a step, it shares the
+    budget with the others.
     """
     rehearses = rehearsal or Rehearsal()
     try:
@@ -167,12 +174,16 @@ def compile_planned(
         refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
 
-        def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
-            return Planned(static, leaves, learned(), request, seen, rehearses)
+        alone = Family(lambda: None, plans)
+
+        def compiled(
+            static: fx.GraphModule, leaves: Sequence[Leaf], family: Family = alone
+        ) -> Callable[..., Any]:
+            return Planned(static, leaves, learned(), request, seen, rehearses, family)
 
         if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (request, seen), remember)
-        return compiled(module, leaves)
+            return Remembering(module, leaves, compiled, (request, seen), remember, plans)
+        return alive(module, leaves, inputs, (request, seen), lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
 
@@ -186,7 +197,9 @@ def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Ca
         subgraphs.leave(str(error))
         return module
 
-    def compiled(static: fx.GraphModule, leaves: Sequence[Leaf]) -> Callable[..., Any]:
+    def compiled(
+        static: fx.GraphModule, leaves: Sequence[Leaf], _: Family | None = None
+    ) -> Callable[..., Any]:
         return subgraphs.subgraph(module, static, leaves, learned())
 
     leaves = leaves_of(module)

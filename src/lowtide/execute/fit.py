@@ -16,6 +16,7 @@ from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
+from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
@@ -35,8 +36,16 @@ class Fitted:
     Other shapes than the example's are planned at their first call.
     """
 
-    def __init__(self, function: Callable[..., Any], request: PlanRequest, *, fullgraph: bool = True) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        request: PlanRequest,
+        *,
+        fullgraph: bool = True,
+        bucket: Bucket = None,
+    ) -> None:
         self._function, self._request, self._fullgraph = function, request, fullgraph
+        self._plans = ShapePlans(bucket)
         self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
@@ -47,8 +56,10 @@ class Fitted:
     def _whole(self) -> Callable[..., Any]:
         """The step as one graph."""
 
-        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(module, self._request, self._seen, rehearsal=self._rehearsal)
+        def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(
+                module, inputs, self._request, self._seen, rehearsal=self._rehearsal, plans=self._plans
+            )
 
         ours = self._answers.given_to(lowtides(backend))
         return torch.compile(fresh(self._function), backend=ours, fullgraph=True)
@@ -83,8 +94,8 @@ class Fitted:
         """The step as several graphs."""
         subgraphs = Subgraphs(self._request)
 
-        def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(module, self._request, subgraphs=subgraphs)
+        def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_planned(module, inputs, self._request, subgraphs=subgraphs)
 
         ours = self._answers.given_to(lowtides(backend))
         self._compiled = torch.compile(fresh(self._function), backend=ours)
@@ -144,6 +155,11 @@ class Fitted:
         self._subgraphs = subgraphs
 
     @property
+    def name(self) -> str:
+        """What the function or module is called."""
+        return str(getattr(self._function, "__name__", type(self._function).__name__))
+
+    @property
     def planned(self) -> bool:
         """Whether any shapes were met."""
         return self._plan is not None or self._subgraphs is not None
@@ -188,6 +204,8 @@ def fit(
     optimizer: torch.optim.Optimizer | None = None,
     verify: bool = True,
     fullgraph: bool = False,
+    examples: Sequence[Sequence[Any]] = (),
+    bucket: int | Sequence[int] | None = None,
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -210,6 +228,10 @@ def fit(
     A step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python
     runs between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is
     refused with the line that breaks the graph.
+
+    Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,
+    which are planned at once. Shapes whose sizes lie in one ``bucket`` share a plan where it fits: sizes are
+    rounded up to multiples of a number, or to the next of several; by default to an eighth of a power of two.
     """
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
@@ -226,7 +248,12 @@ def fit(
         optimizer=optimizer,
     )
     check_optimizer(request.optimizer, request.offload)
-    return fitted(model_or_loss_fn, example, request, keywords, verify=verify, fullgraph=fullgraph)
+    ends, more = parse_bucket(bucket), _examples(examples)
+    step = Fitted(model_or_loss_fn, request, fullgraph=fullgraph, bucket=ends)
+    _rehearsed(step, example, keywords, verify=verify)
+    for other in more:
+        step.rehearse(other, keywords, verify=verify)
+    return step
 
 
 def fitted(
@@ -240,8 +267,23 @@ def fitted(
 ) -> Fitted:
     """The step ``function(*example)`` as a request asks for it."""
     step = Fitted(function, request, fullgraph=fullgraph)
-    step.rehearse(example, keywords or {}, verify=verify)
-    if not step.planned:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise CaptureError(f"{name} runs no operator on a tensor: pass the tensors of the step as arguments")
+    _rehearsed(step, example, keywords or {}, verify=verify)
     return step
+
+
+def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool) -> None:
+    step.rehearse(example, keywords, verify=verify)
+    if not step.planned:
+        raise CaptureError(
+            f"{step.name} runs no operator on a tensor: pass the tensors of the step as arguments"
+        )
+
+
+def _examples(value: Any) -> list[Sequence[Any]]:
+    """The arguments of further calls, as users give them."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, list | tuple) for one in value):
+        raise CaptureError(
+            "examples: give the arguments of each further call in a tuple, such as "
+            "examples=[(model, batch), (model, longer_batch)]"
+        )
+    return list(value)

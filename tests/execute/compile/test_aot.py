@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.execute.compile import aot
+from lowtide.execute.compile import traced
 
 
 class Counting:
     """Counts traces."""
 
     def __init__(self, monkeypatch):
-        self.traces, original = 0, aot.aot_autograd
+        self.traces, original = 0, traced.aot_autograd
 
         def counted(**options):
             self.traces += 1
             return original(**options)
 
-        monkeypatch.setattr(aot, "aot_autograd", counted)
+        monkeypatch.setattr(traced, "aot_autograd", counted)
 
 
 class Buffered(nn.Module):
@@ -66,7 +66,7 @@ def test_a_step_is_traced_once_and_gives_what_eager_gives(monkeypatch, budget):
 
 def test_where_torch_has_no_stages_it_is_traced_again(monkeypatch):
     counting = Counting(monkeypatch)
-    monkeypatch.setattr(aot, "part_of_compiler", lambda _: None)
+    monkeypatch.setattr(traced, "part_of_compiler", lambda _: None)
     model, x = Buffered(), torch.randn(64, 8)
     twin = copy.deepcopy(model)
     step = lowtide.fit(loss_of, model, x, torch.ones(3)[:1], budget="90%", time_limit=0.5, only="recompute")

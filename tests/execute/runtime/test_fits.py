@@ -9,7 +9,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import PlanError
-from lowtide.execute.planning.plan_step import Kept
+from lowtide.execute.planning.kept import Kept
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.tile_loop import _Turn

@@ -6,9 +6,7 @@ plain Program to be measured, then as it is planned.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch import fx
 
 from lowtide.errors import RunError
 from lowtide.execute.compile.partition import shells
+from lowtide.execute.compile.traced import Compilers, Traced, traced_and_compiled
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, guarded
 from lowtide.execute.tiling.plan_tiles import with_loop
@@ -23,12 +22,9 @@ from lowtide.plan.program.instructions import Program
 from lowtide.torch_internals import (
     FakeTensorMode,
     TracingContext,
-    aot_autograd,
     backward_keeps_graph,
     boxed,
     inside_double_backward,
-    part_of_compiler,
-    set_part_of_compiler,
     tracing,
 )
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
@@ -46,25 +42,22 @@ Watch = Callable[[Interpreter], None]
 State = Callable[[], Sequence[torch.Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Compilers:
-    """What AOTAutograd asks for the parts of a function."""
-
-    partition: Callable[..., Any]
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    inference: Callable[..., Any]
-
-
 class Aot:
     """The function for the shapes of its inputs, which are fake tensors of one mode."""
 
     def __init__(
-        self, module: fx.GraphModule, leaves: Sequence[Leaf], inputs: Sequence[Any], mode: FakeTensorMode
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        inputs: Sequence[Any],
+        mode: FakeTensorMode,
+        before: Traced | None = None,
     ) -> None:
+        """``before`` is the function as it was traced before, for inputs like these."""
         self._module, self._leaves, self._inputs, self._mode = module, leaves, inputs, mode
-        self._joint: Joint | None = None
-        self._traced: _Traced | None = None
+        self.joint: Joint | None = None
+        """What was traced, once it was compiled for the first time."""
+        self.before = self._traced = before
 
     @calls_torch
     def compiled(self, program: Programs, watch: Watch, state: State) -> Callable[..., Any]:
@@ -72,7 +65,7 @@ class Aot:
         made: list[Interpreter] = []
 
         def interpreter(joint: Joint) -> Interpreter:
-            self._joint = joint
+            self.joint = joint
             chosen = program(joint)
             made.append(Interpreter(with_loop(joint, chosen), chosen, state))
             watch(made[-1])
@@ -92,94 +85,28 @@ class Aot:
 
         def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
-            joint = self._joint or read_joint(as_eager(graph), len(results), self._leaves)
+            joint = self.joint or read_joint(as_eager(graph), len(results), self._leaves)
             return _boxed(interpreter(joint).forward)
 
-        compilers = _Compilers(partition, forward, backward, inference)
+        compilers = Compilers(partition, forward, backward, inference)
         with tracing(TracingContext(self._mode)):
             if self._traced is not None:
                 compiled = self._traced.compiled(compilers)
             else:
                 known = layouts_of([value for value in self._inputs if isinstance(value, torch.Tensor)])
                 with traced(), eager_kernels(known):
-                    compiled, self._traced = _traced_and_compiled(self._module, self._inputs, compilers)
+                    compiled, self._traced = traced_and_compiled(self._module, self._inputs, compilers)
         if self._traced is None:  # it is traced again the next time
-            self._joint = None
+            self.joint = None
         return _watched_over(compiled, made)
 
     def _read(self, joint: fx.GraphModule, num_outputs: int) -> Joint:
         """The traced function as a Graph; what eager does otherwise is changed in it at first."""
-        if self._joint is None:
+        if self.joint is None:
             copy_gradients(joint, num_outputs, gradient_strides(self._inputs))
             marks = gradient_marks(self._module)
-            self._joint = read_joint(as_eager(joint), num_outputs, self._leaves, marks)
-        return self._joint
-
-
-class _Traced:
-    """A function that AOTAutograd has traced, to be compiled again without tracing it again."""
-
-    def __init__(self, compile_traced: Callable[..., Any], state: Any, capture: Any) -> None:
-        self._compile, self._state, self._capture = compile_traced, state, capture
-        self._metadata = copy.copy(state.fw_metadata)  # compiling changes it
-
-    def compiled(self, compilers: _Compilers) -> Callable[..., Any]:
-        """The function, compiled by these; nothing of it is traced by Dynamo."""
-        state, capture = copy.copy(self._state), copy.copy(self._capture)
-        state.fw_metadata = copy.copy(self._metadata)
-        capture.wrappers = [copy.copy(one) for one in capture.wrappers]
-        context = TracingContext.try_get()
-        if context is not None:
-            context.fw_metadata = state.fw_metadata
-        untraced: Any = torch.compiler.disable
-
-        def backward(*args: Any) -> Any:
-            return untraced(compilers.backward(*args))
-
-        found, _ = self._compile(
-            state, capture, compilers.partition, compilers.forward, backward, compilers.inference
-        )
-
-        def call(*arguments: Any) -> Any:
-            return found(list(arguments))
-
-        called: Callable[..., Any] = untraced(call)
-        return called
-
-
-@calls_torch
-def _traced_and_compiled(
-    module: fx.GraphModule, inputs: Sequence[Any], compilers: _Compilers
-) -> tuple[Callable[..., Any], _Traced | None]:
-    """The function, and what was traced, where it can be compiled again.
-
-    A module with parameters of its own, or with subclasses of tensors, is traced again each time, and so is
-    every one where this version of torch does not trace and compile in two stages.
-    """
-    second = part_of_compiler("traced")
-    found: list[_Traced] = []
-
-    def compile_traced(state: Any, capture: Any, *args: Any) -> Any:
-        assert second is not None
-        alone = not list(module.parameters()) and not list(module.buffers())
-        if alone and getattr(capture, "maybe_subclass_meta", None) is None:
-            found.append(_Traced(second, state, capture))
-        return second(state, capture, *args)
-
-    if second is not None:
-        set_part_of_compiler("traced", compile_traced)
-    try:
-        compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=compilers.forward,
-            bw_compiler=compilers.backward,
-            inference_compiler=compilers.inference,
-            partition_fn=compilers.partition,
-            keep_inference_input_mutations=True,
-        )(module, inputs)
-    finally:
-        if second is not None:
-            set_part_of_compiler("traced", second)
-    return compiled, found[0] if found else None
+            self.joint = read_joint(as_eager(joint), num_outputs, self._leaves, marks)
+        return self.joint
 
 
 def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:

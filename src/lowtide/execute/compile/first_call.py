@@ -16,6 +16,7 @@ from torch import fx
 
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
+from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -23,7 +24,7 @@ from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
 from lowtide.plan.program.simple import store_all
-from lowtide.trace.eager.layouts import Layouts, fake_arguments
+from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Leaf
 
 __all__ = ["FirstCall", "Unplanned"]
@@ -35,8 +36,16 @@ _CAPTURES = 8
 class FirstCall(ABC):
     """The function, made ready at its first call."""
 
-    def __init__(self, module: fx.GraphModule, leaves: Sequence[Leaf], layouts: Layouts) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        layouts: Layouts,
+        family: Family | None = None,
+    ) -> None:
+        """``family`` are the other shapes of the function."""
         self.module, self.leaves, self.layouts = module, leaves, layouts
+        self.family = family or Family(lambda: None)
         self._state: State = tuple
         self._aot: Aot | None = None
         """The function as it was traced, while it is made ready."""
@@ -62,6 +71,7 @@ class FirstCall(ABC):
             ready = self.make(arguments, witness)
             if ready is not None:
                 return ready
+            self.family.differs(self._aot)
             if not witness.learned:
                 break
         raise RunError(
@@ -76,8 +86,7 @@ class FirstCall(ABC):
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
-            mode = self.layouts.mode()
-            self._aot = Aot(self.module, self.leaves, fake_arguments(mode, arguments), mode)
+            self._aot = self.family.aot(self.module, self.leaves, arguments, self.layouts)
         return self._aot.compiled(program, watch, self._state)
 
     def rehearsed(
@@ -121,8 +130,9 @@ class Unplanned(FirstCall):
         program: Programs,
         watch: Watch | None,
         state: State,
+        family: Family | None = None,
     ) -> None:
-        super().__init__(module, leaves, layouts)
+        super().__init__(module, leaves, layouts, family)
         self._program, self._watch, self._state = program, watch, state
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:

@@ -13,17 +13,18 @@ from torch import fx
 
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
+from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import FirstCall
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.memory.out_of_memory import while_measuring
+from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import (
-    Kept,
     costs_of,
     device_of,
-    measurable,
+    measured_by,
     plan_joint,
     warn_interrupted,
 )
@@ -77,8 +78,9 @@ class Planned(FirstCall):
         request: PlanRequest,
         seen: Callable[[Plan], None] | None,
         rehearsal: Rehearsal,
+        family: Family | None = None,
     ) -> None:
-        super().__init__(module, leaves, layouts)
+        super().__init__(module, leaves, layouts, family)
         self._request, self._seen, self._rehearsal = request, seen, rehearsal
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
@@ -108,7 +110,7 @@ class Planned(FirstCall):
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
-        program = self._to_measure(room)
+        program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
 
@@ -141,12 +143,14 @@ class Planned(FirstCall):
 
         for _ in range(_PLANS):
             plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
-            ready = self.compiled(arguments, planned, promise)
+            ready = measuring
+            if plan.program == made[0].program:
+                promise(made[0])
+            else:
+                ready = self.compiled(arguments, planned, promise)
             if self._holds(plan, ready, made[-1], arguments, witness):
                 break
-        self._keep()
-        if self._seen is not None:
-            self._seen(plan)
+        self._made(plan, arguments)
         if self._verified(plan, room):
             verification = Verification(self.module, arguments, self.leaves, joint, plan)
             same = self.rehearsed(ready, made[-1], arguments, witness, verification.compare)
@@ -184,12 +188,16 @@ class Planned(FirstCall):
         taken = simulate(plan.graph, plan.program, workspace_bytes=workspace).peak_bytes + plan.beside_bytes
         return taken <= plan.budget_bytes
 
-    def _keep(self) -> None:
-        """Put a new plan in tiles into the cache, once it is known to hold."""
+    def _made(self, plan: Plan, arguments: Sequence[Any]) -> None:
+        """Tell of a plan that is known to hold, and keep it for other shapes; in tiles, keep it in a file."""
         if self._to_keep is not None:
-            kept, plan = self._to_keep
-            kept.store(plan)
+            kept, tiled = self._to_keep
+            kept.store(tiled)
             self._to_keep = None
+        if loop_of(plan.program) is None:
+            self.family.plans.add(arguments, plan)
+        if self._seen is not None:
+            self._seen(plan)
 
     def _verified(self, plan: Plan, room: Room) -> bool:
         """Whether the first step is compared with eager PyTorch, for which that must fit into the device."""
@@ -220,7 +228,8 @@ class Planned(FirstCall):
         share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
         shorter = request.within(share * request.limits.time_limit)
         try:
-            whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned)
+            others = self.family.plans.others(arguments)
+            whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned, others=others)
             plain, budget, spent = whole.plain, whole.budget_bytes, whole.solve_seconds
         except InfeasibleError as error:
             if not request.tiles:
@@ -286,12 +295,13 @@ class Planned(FirstCall):
             state,
         )
 
-    def _to_measure(self, room: Room) -> Callable[[Joint], Program]:
-        """The Program to measure with: the plain one where it fits, else one planned with estimates."""
+    def _to_measure(
+        self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
+    ) -> Callable[[Joint], Program]:
+        """The Program to measure with."""
 
         def program(joint: Joint) -> Program:
-            targets = [call.target for call in joint.calls]
-            found = measurable(joint.graph, targets, device_of(joint.graph), room)
+            found = measured_by(joint, room, self._request, state, self.family.plans.others(arguments))
             self._fits = found is not None
             return found or store_all(joint.graph)
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.execute.compile.family import Family
+from lowtide.execute.planning.other_shapes import ShapePlans
 from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Leaf
 from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
@@ -20,7 +22,7 @@ REMEMBERED = 64
 """Shapes whose plans are kept, unless the user says otherwise."""
 
 Compiled = Callable[..., Any]
-Compiler = Callable[[fx.GraphModule, Sequence[Leaf]], Compiled]
+Compiler = Callable[[fx.GraphModule, Sequence[Leaf], Family], Compiled]
 
 _ALIVE: weakref.WeakValueDictionary[Hashable, _Held] = weakref.WeakValueDictionary()
 """What somebody still holds. Torch hands over the first shape as it is and the second one as symbols, which
@@ -67,9 +69,12 @@ class Remembering:
         compiler: Compiler,
         purpose: Hashable,
         limit: int,
+        plans: ShapePlans | None = None,
     ) -> None:
+        """``plans`` are those for all shapes of the function, also for ones that were captured apart."""
         self.limit = limit
         self._symbolic = Symbolic(module)
+        self._family = Family(self._symbolic.of_tensors, plans)
         self._leaves = leaves
         self._compiler = compiler
         self._purpose = purpose
@@ -93,7 +98,7 @@ class Remembering:
         taken = [arguments[k] for k in fixed.places]
 
         def make() -> Compiled:
-            return self._compiler(fixed.module, leaves)
+            return self._compiler(fixed.module, leaves, self._family)
 
         return fixed, alive(fixed.module, leaves, taken, self._purpose, make)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from lowtide.cost import Cost
 from lowtide.cost.cache import open_cache
@@ -19,16 +16,17 @@ from lowtide.cost.measure import measure
 from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
-from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, InfeasibleError, LowtideError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host, refuse_too_much
 from lowtide.execute.memory.optimizer_state import with_state
-from lowtide.execute.runtime.fits import refuse_invalid
+from lowtide.execute.planning.kept import Kept
+from lowtide.execute.planning.other_shapes import NO_OTHERS, OtherShapes
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import Graph, Op, Phase
 from lowtide.plan.budget import Budget
-from lowtide.plan.make.make_plan import make_plan
+from lowtide.plan.make.make_plan import make_plan, plain_peak
+from lowtide.plan.make.other_sizes import best_of, program_of, scaled
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Program
@@ -38,21 +36,26 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
-from lowtide.plan.result.validate import valid_plan
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
-    "Kept",
     "costs_of",
     "device_of",
     "link_of",
     "measurable",
+    "measured_by",
     "plan_joint",
     "warn_interrupted",
 ]
 
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
+
+
+_MEASURING = 60.0
+"""Seconds in which operators are measured several times; the others are timed once."""
+_QUICK = 0.5
+"""Seconds of a search beside plans for other shapes."""
 
 
 def warn_interrupted() -> None:
@@ -69,17 +72,23 @@ def plan_joint(
     state: Sequence[Any] = (),
     pinned: Collection[int] = (),
     smallest: bool = False,
+    others: OtherShapes = NO_OTHERS,
 ) -> Plan:
     """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known.
 
     ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave. With ``smallest`` it is the
-    plan with the smallest peak, the same whenever it is asked for.
+    plan with the smallest peak, the same whenever it is asked for. Plans for ``others`` shapes of the step
+    make it quick: one of them, or what a short search finds.
     """
     graph: Graph = joint.graph
     device = device_of(graph)
     able = able_in_place(joint)
     targets = [call.target for call in joint.calls]
-    costs = costs_of(graph, targets, device, run, request.cost)
+    relatives = others.of(with_state(graph, state))
+    costs = costs_of(graph, targets, device, run, request.cost, 0.0 if relatives else _MEASURING)
+    if relatives and costs.origin == "measured":
+        known = scaled(relatives[0], with_state(graph, state))
+        costs = replace(costs, seconds=known.seconds, short=known.short, origin=known.origin)
     if request.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
         # a share is one of a training step; evaluation keeps nothing for backward as it is
         request = replace(request, budget=Budget(share=1.0))
@@ -98,6 +107,12 @@ def plan_joint(
         except InfeasibleError as error:
             return kept.first(error) if smallest else kept.smallest(error)
 
+    if plan is None and relatives:
+        place = DeviceRoom(outside, free, link, pinned)
+        plan = _quick(graph, costs, request, place, able, relatives, settled=others.settled)
+        plan = plan if plan is None or fits_host(graph, plan.program) else None
+        if plan is not None and not plan.interrupted:
+            kept.store(plan)
     if plan is None or (optional and not fits_host(graph, plan.program)):
         plan = made(request)
         if optional and not fits_host(graph, plan.program):
@@ -108,6 +123,32 @@ def plan_joint(
             kept.store(plan)
     refuse_too_much(graph, plan.program)
     return plan
+
+
+def _quick(
+    graph: Graph,
+    costs: Costs,
+    request: PlanRequest,
+    room: DeviceRoom,
+    able: Collection[int],
+    relatives: Sequence[Plan],
+    *,
+    settled: bool,
+) -> Plan | None:
+    """One of the plans for other shapes, or what a short search finds where that is faster; None: neither.
+
+    Where it is ``settled`` that the first of them is as good as any, nothing is searched.
+    """
+    asked = request.without("tile")
+    if settled and (found := best_of(relatives[:1], graph, costs, asked, room, able)) is not None:
+        return found
+    found = best_of(relatives, graph, costs, asked, room, able)
+    with contextlib.suppress(InfeasibleError):
+        short = asked.within(min(_QUICK, asked.limits.time_limit))
+        searched = make_plan(graph, costs, short, room, able=able)
+        if found is None or searched.predicted.seconds < found.predicted.seconds:
+            return searched
+    return found
 
 
 def device_of(graph: Graph) -> str:
@@ -121,7 +162,7 @@ def costs_of(
     kind: str,
     run: Callable[[Marker], object] | None,
     origin: str = "measured",
-    time_limit: float = 60.0,
+    time_limit: float = _MEASURING,
 ) -> Costs:
     """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
 
@@ -154,19 +195,47 @@ def costs_of(
     )
 
 
-def measurable(graph: Graph, targets: Sequence[Any], kind: str, room: Room) -> Program | None:
-    """A Program to measure a step with: the plain one where it fits, else one planned with estimates."""
+def measurable(
+    graph: Graph, targets: Sequence[Any], kind: str, room: Room, limit: int | None = None
+) -> Program | None:
+    """A Program to measure a step with: the plain one where it fits, else one planned with estimates.
+
+    It fits into the device, or into ``limit`` bytes of it; the latter is not searched for long.
+    """
     plain = store_all(graph)
     free, outside = int(room.free_bytes() * _MEASURED_SHARE), room.outside_bytes()
+    free = free if limit is None else min(free, limit)
     if simulate(graph, plain).peak_bytes + outside <= free:
         return plain
     costs = costs_of(graph, targets, kind, None, "estimated")
     with contextlib.suppress(LowtideError):
-        first = make_plan(graph, costs, PlanRequest(Budget(bytes=free)), DeviceRoom(outside))
+        asked = PlanRequest(Budget(bytes=free))
+        asked = asked if limit is None else asked.within(_QUICK)
+        first = make_plan(graph, costs, asked, DeviceRoom(outside))
         if first.interrupted:
             raise KeyboardInterrupt  # there is no plan for the user's budget yet
         return first.program
     return None
+
+
+def measured_by(
+    joint: Joint, room: Room, request: PlanRequest, state: Sequence[Any], others: OtherShapes
+) -> Program | None:
+    """The Program to measure a step with; where it has run with other shapes, one inside the budget.
+
+    The user trains then, and no new shape may take more than is allowed. None where none is known to fit.
+    """
+    graph, targets = with_state(joint.graph, state), [call.target for call in joint.calls]
+    kind, plans = device_of(joint.graph), others.of(graph)
+    if not plans:
+        return measurable(joint.graph, targets, kind, room)
+    outside, able = room.outside_bytes(), able_in_place(joint)
+    free = room.free_bytes() if request.budget.auto else None
+    found = program_of(plans, graph, request, DeviceRoom(outside, free), able)
+    if found is not None:
+        return found
+    plain = plain_peak(graph, scaled(plans[0], graph), able) + outside
+    return measurable(joint.graph, targets, kind, room, request.budget.resolve(plain, free))
 
 
 def _described(kind: str) -> Device:
@@ -203,126 +272,3 @@ def _workspace(cost: Cost) -> int:
 def _scratch(graph: Graph, op: Op) -> int:
     """What a second run of an operator writes its updates into, which were made the first time."""
     return 0 if op.once else sum(allocated_bytes(graph.tensors[op.inputs[k]]) for k in op.updates)
-
-
-class Kept:
-    """A plan that was made before for the same step, device, versions and budget, if it still holds."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        able: frozenset[int],
-        request: PlanRequest,
-        kind: str,
-        room: DeviceRoom,
-        whole: Callable[[Plan], Joint] | None = None,
-        state: Sequence[Any] = (),
-    ) -> None:
-        """``whole`` gives the step that a plan in tiles is for, made from the same step.
-
-        ``state`` is that of an optimiser.
-        """
-        outside, free = room.outside_bytes, room.free_bytes
-        self.whole, self.state = whole, state
-        self.graph, self.able, self.outside, self.free = graph, able, outside, free
-        self.budget, self.offload = request.budget, request.offload
-        self.wanted = request.cache
-        step = [
-            repr((request.methods, request.auto, request.cost)),
-            repr(sorted(able)),
-            environment(kind).key,
-            str(outside),
-            repr(request.offload),
-            str(request.crossing),
-            repr(sorted(room.pinned)),
-            str(whole is not None),
-        ]
-        asked = repr((request.budget, request.limits.time_limit, request.limits.seed, free))
-        encoded = msgspec.json.encode(graph)
-        self.name = _file_name("plan", encoded, [asked, *step])
-        self.smallest_name = _file_name("smallest", encoded, step)
-        self.first_name = _file_name("first", encoded, [repr(request.limits.time_limit), *step])
-
-    def load(self) -> Plan | None:
-        """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
-        plan = self._read(self.name)
-        with contextlib.suppress(LowtideError):
-            if plan is not None and self._asked_for(plan) and self._fits(plan):
-                return plan
-        return None
-
-    def smallest(self, error: InfeasibleError) -> Plan:
-        """The plan with the smallest peak, where it keeps the budget; else the error, which has that plan.
-
-        It is kept: a budget that an error has named works, however little a search finds the next time.
-        """
-        known, found = self._read(self.smallest_name), error.plan
-        if known is not None and not (self._fits(known) and set(known.offload) <= set(self.offload)):
-            known = None
-        if isinstance(found, Plan) and (known is None or _peak(found) < _peak(known)):
-            known = found
-            self._write(self.smallest_name, found)
-        error.plan = known
-        size = self.budget.resolve(error.plain_peak, self.free)
-        if known is None or _peak(known) > size:
-            raise error
-        return msgspec.structs.replace(known, budget_bytes=size)
-
-    def load_first(self) -> Plan | None:
-        """The plan with the smallest peak that was found first, in as much time."""
-        plan = self._read(self.first_name)
-        return plan if plan is not None and self._fits(plan) else None
-
-    def first(self, error: InfeasibleError) -> Plan:
-        """The plan with the smallest peak, which is kept; else the error."""
-        if not isinstance(error.plan, Plan):
-            raise error
-        self._write(self.first_name, error.plan)
-        return error.plan
-
-    def _read(self, name: str) -> Plan | None:
-        """A valid plan for this step and device."""
-        if not self.wanted:
-            return None
-        with contextlib.suppress(LowtideError):
-            plan = read_document(cache_folder() / "plans" / name, Plan)
-            if plan.beside_bytes == self.outside and not plan.interrupted:
-                valid_plan(plan)
-                return plan
-        return None
-
-    def _asked_for(self, plan: Plan) -> bool:
-        """Whether a plan keeps the budget that is asked for now, with leaves away that may leave."""
-        size = self.budget.resolve(plan.plain.peak_bytes, self.free)
-        return plan.budget_bytes == size and set(plan.offload) <= set(self.offload)
-
-    def _fits(self, plan: Plan) -> bool:
-        """Whether a valid plan is for this step; in tiles that is looked at once it is cut as planned."""
-        if self.whole is None:
-            return plan.graph == self.graph and set(plan.able) <= self.able
-        joint = self.whole(plan)
-        refuse_invalid(joint, plan.program, self.state)
-        return plan.graph == with_state(joint.graph, self.state)
-
-    def store(self, plan: Plan) -> None:
-        """Keep the plan, but none from times that a busy machine disturbed: they are measured again."""
-        if not plan.disturbed:
-            self._write(self.name, plan)
-
-    def _write(self, name: str, plan: Plan) -> None:
-        """Write a plan, whole or not at all; a folder that cannot be written is no reason to fail."""
-        if not self.wanted:
-            return
-        with contextlib.suppress(LowtideError, OSError):
-            path = cache_folder() / "plans" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_document(path, plan)
-
-
-def _peak(plan: Plan) -> int:
-    return plan.predicted.peak_bytes
-
-
-def _file_name(kind: str, graph: bytes, parts: Sequence[str]) -> str:
-    digest = hashlib.sha256(graph + "\0".join(parts).encode())
-    return f"{kind}-{digest.hexdigest()[:32]}.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Role
@@ -31,7 +31,7 @@ from lowtide.plan.result.infeasible import explained
 from lowtide.plan.result.plan import Bound, HoldsFor, Plan, Side
 from lowtide.units import format_bytes
 
-__all__ = ["make_plan", "plain_peak"]
+__all__ = ["make_plan", "plain_peak", "plan_with"]
 
 
 _ROUNDING = 1e-6
@@ -108,7 +108,7 @@ def make_plan(
         works = replace(task, budget=told.smallest_budget)
         with contextlib.suppress(InfeasibleError):
             least = at_the_lowest(there, costs, last, leaves, works, limits)
-            told.plan = _plan(graph, costs, least.found, turned(least.program), works, holds_for)
+            told.plan = _plan(graph, costs, _Proven.of(least.found), turned(least.program), works, holds_for)
         told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
         told.solve_seconds = time.monotonic() - began
         raise told
@@ -117,7 +117,31 @@ def make_plan(
     seconds = request.smallest_seconds
     if seconds and found.smallest.budget > found.floor and not found.interrupted:
         found = _with_smallest(best.problem, found, seconds, request.limits.seed)
-    return _plan(graph, costs, found, turned(best.program), task, holds_for)
+    return _plan(graph, costs, _Proven.of(found), turned(best.program), task, holds_for)
+
+
+def plan_with(
+    graph: Graph,
+    costs: Costs,
+    program: Program,
+    request: PlanRequest,
+    room: DeviceRoom = _NO_DEVICE,
+    *,
+    able: Collection[int] = (),
+    method: str = "given",
+) -> Plan | None:
+    """The Plan that runs a step by a program that is given; None where that is more than the budget.
+
+    A PlanError says that the program is not valid for the step.
+    """
+    plain = plain_peak(graph, costs, able) + room.outside_bytes
+    budget = request.budget.resolve(plain, room.free_bytes)
+    task = PlanTask(request, room, budget, plain, tuple(sorted(able)))
+    peak = played(graph, costs, program, room.link).peak_bytes
+    if peak > task.step_budget:
+        return None
+    proven = _Proven(0.0, peak, method, 0.0)
+    return _plan(graph, costs, proven, program, task, HoldsFor.EVERY_ORDER)
 
 
 def _nothing_to_save(
@@ -133,7 +157,8 @@ def _nothing_to_save(
         floor=peak,
         proven=True,
     )
-    told.plan = _plan(graph, costs, one.found, one.program, replace(task, budget=peak), holds_for)
+    proven = _Proven.of(one.found)
+    told.plan = _plan(graph, costs, proven, one.program, replace(task, budget=peak), holds_for)
     told.plain_peak = peak
     return told
 
@@ -203,8 +228,27 @@ def _with_smallest(problem: Problem, found: Found, seconds: float, seed: int) ->
     return replace(found, smallest=min(found.smallest, better, key=lambda one: one.budget))
 
 
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """What is known of a program besides what it does."""
+
+    bound_seconds: float
+    """Seconds that every schedule inside the budget adds at least."""
+    smallest: int
+    """A budget that is known to work."""
+    method: str
+    solve_seconds: float
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, found: Found) -> _Proven:
+        """What a search found out."""
+        seconds, smallest = found.bound_seconds, found.smallest.budget
+        return cls(seconds, smallest, found.method, found.solve_seconds, found.interrupted)
+
+
 def _plan(
-    graph: Graph, costs: Costs, found: Found, program: Program, task: PlanTask, holds_for: HoldsFor
+    graph: Graph, costs: Costs, found: _Proven, program: Program, task: PlanTask, holds_for: HoldsFor
 ) -> Plan:
     workspace, outside = costs.workspace_bytes, task.room.outside_bytes
     timeline = played(graph, costs, program, task.room.link)
@@ -232,7 +276,7 @@ def _plan(
         overhead=(planned - everything) / base,
         bound=Bound(bound, (bound - everything) / base, holds_for),
         gap=_gap(planned, bound),
-        smallest_budget_bytes=min(found.smallest.budget, peak) + outside,
+        smallest_budget_bytes=min(found.smallest, peak) + outside,
         decisions=decisions_of(graph, program),
         solve_seconds=found.solve_seconds,
         checked=True,

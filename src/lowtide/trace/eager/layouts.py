@@ -11,15 +11,17 @@ by operator and arguments, and the step is captured again with fake tensors that
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from lowtide.errors import CaptureError
 from lowtide.torch_internals import FakeTensorMode, schema_of, storage_id, tree_leaves, tree_map_only
 
 __all__ = [
@@ -93,9 +95,12 @@ class Layouts:
         finally:
             self.in_place = outer
 
-    def mode(self) -> FakeTensorMode:
-        """A new mode for capturing a step with fixed sizes, whose fake tensors lie as real ones do."""
-        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    def mode(self, *, symbolic: bool = False) -> FakeTensorMode:
+        """A new mode for capturing a step with fixed sizes, whose fake tensors lie as real ones do.
+
+        With ``symbolic`` sizes may be symbols.
+        """
+        mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not symbolic)
         # torch knows modes by their class: what differs is put into this one
         setattr(mode, "dispatch", _Corrected(self, mode))  # noqa: B010
         return mode
@@ -160,9 +165,9 @@ def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tupl
             continue
         own = storage_id(one)
         shared = storages.index(own) if own in storages else None
-        stride, offset = tuple(map(int, one.stride())), int(one.storage_offset())
-        size = int(one.untyped_storage().nbytes())
-        shape = tuple(map(int, one.shape))
+        stride, offset = tuple(map(_size, one.stride())), _size(one.storage_offset())
+        size = _size(one.untyped_storage().nbytes())
+        shape = tuple(map(_size, one.shape))
         found.append(Layout(shape, one.dtype, one.device, stride, offset, size, shared))
         storages.append(own)
     return tuple(found)
@@ -217,20 +222,49 @@ def same_sort(one: Any, other: Any) -> bool:
 
 def _laid_out(like: torch.Tensor, layout: Layout, there: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake tensor of the same sort that lies in memory as it is said."""
+    if any(isinstance(d, torch.SymInt) for d in like.shape):
+        return _in_order(like, layout, there)
     if layout.shared is not None:
         base = there[layout.shared]
         if base.dtype != layout.dtype:
             return like
     else:
-        count = -(-layout.storage_bytes // max(1, layout.dtype.itemsize))
+        count = -(-_as_much(layout.storage_bytes, there) // max(1, layout.dtype.itemsize))
         base = torch.empty(count, dtype=layout.dtype, device=layout.device)
     return torch.as_strided(base, layout.shape, layout.stride, layout.offset)
+
+
+def _in_order(like: torch.Tensor, layout: Layout, there: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake tensor with symbols for sizes that lies as a real one does: like one there, or dense."""
+    for other in there if layout.shared is None else ():
+        known = layouts((), {}, other)[0]
+        if known is not None and same_sort(like, other) and replace(known, shared=None) == layout:
+            count = other.untyped_storage().nbytes() // max(1, other.itemsize)
+            memory = torch.empty(count, dtype=layout.dtype, device=layout.device)
+            return torch.as_strided(memory, other.shape, other.stride(), other.storage_offset())
+    dense = math.prod(layout.shape) * layout.dtype.itemsize == layout.storage_bytes
+    if layout.shared is not None or layout.offset or not dense:
+        raise CaptureError("how a result lies in memory is known for one size alone")
+    order = sorted(range(like.dim()), key=lambda k: -layout.stride[k])
+    found = torch.empty([like.shape[k] for k in order], dtype=layout.dtype, device=layout.device)
+    return found.permute([order.index(k) for k in range(like.dim())])
+
+
+def _as_much(size: int, there: Sequence[torch.Tensor]) -> Any:
+    """Bytes of a storage, by symbols where a tensor there has as many of them."""
+    storages: list[Any] = [tensor.untyped_storage().nbytes() for tensor in there]
+    return next((one for one in storages if isinstance(one, torch.SymInt) and _size(one) == size), size)
+
+
+def _size(number: Any) -> int:
+    """A size as a number; of a symbol the one that is traced with, without asking torch for it."""
+    return int(number.node.hint) if isinstance(number, torch.SymInt) else int(number)
 
 
 def look(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """What the layout of an operator's results may depend on."""
     first = _tensors(args)[:1] if operator.overloadpacket.__name__ in _COPY_STORAGE else []
-    under = tuple((int(one.untyped_storage().nbytes()), int(one.storage_offset())) for one in first)
+    under = tuple((_size(one.untyped_storage().nbytes()), _size(one.storage_offset())) for one in first)
     ignored = _IGNORED.get(operator.overloadpacket.__name__, ())
     read = [None if k in ignored else value for k, value in enumerate(args)]
     return _look(read), tuple((name, _look(kwargs[name])) for name in sorted(kwargs)), under
@@ -238,10 +272,12 @@ def look(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hasha
 
 def _look(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        stride = tuple(map(int, value.stride())) if value.layout is torch.strided else value.layout
-        return tuple(map(int, value.shape)), stride, value.dtype, str(value.device)
+        stride = tuple(map(_size, value.stride())) if value.layout is torch.strided else value.layout
+        return tuple(map(_size, value.shape)), stride, value.dtype, str(value.device)
     if isinstance(value, list | tuple):
         return tuple(map(_look, value))
+    if isinstance(value, torch.SymInt):
+        return _size(value)
     return value if isinstance(value, Hashable) else repr(value)
 
 

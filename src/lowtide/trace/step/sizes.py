@@ -16,16 +16,16 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import expressions, tree_map_only
 
-__all__ = ["Fixed", "Symbolic", "fingerprint", "has_numbers", "has_symbols"]
+__all__ = ["SYMBOLS", "Fixed", "Symbolic", "fingerprint", "has_numbers", "has_symbols"]
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def has_symbols(module: fx.GraphModule) -> bool:
     """Whether some input of the function has a symbol for a size, or is one."""
     values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
     return any(
-        isinstance(value, _SYMBOLS)
+        isinstance(value, SYMBOLS)
         or (isinstance(value, torch.Tensor) and any(isinstance(d, torch.SymInt) for d in value.shape))
         for value in values
     )
@@ -34,7 +34,7 @@ def has_symbols(module: fx.GraphModule) -> bool:
 def has_numbers(module: fx.GraphModule) -> bool:
     """Whether some input is a Python number that torch put into a tensor: its value may be in the graph."""
     inputs = module.graph.find_nodes(op="placeholder")
-    return any(isinstance(_number_in(node), _SYMBOLS) for node in inputs)
+    return any(isinstance(_number_in(node), SYMBOLS) for node in inputs)
 
 
 def _number_in(node: fx.Node) -> Any:
@@ -64,6 +64,8 @@ class Symbolic:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[fx.Node, Any] = {}
+        self._sizes: dict[fx.Node, list[Any]] = {}
+        """Of inputs that are tensors: how each size is written, None where it is a number."""
         for node in module.graph.nodes:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
             # what torch knows about the inputs of its first call would keep them alive
@@ -72,6 +74,8 @@ class Symbolic:
             }
             value = node.meta.get("example_value")
             if node.op == "placeholder" and isinstance(value, torch.Tensor):
+                sizes: Sequence[Any] = value.shape
+                self._sizes[copies[node]] = [d.node.expr if isinstance(d, SYMBOLS) else None for d in sizes]
                 value = _number_in(node)
             if _symbolic(value):
                 self._values[copies[node]] = value
@@ -79,6 +83,35 @@ class Symbolic:
         inputs = self._module.graph.find_nodes(op="placeholder")
         self.numbers = frozenset(k for k, node in enumerate(inputs) if node in self._values)
         """Arguments that are sizes or Python numbers; one of the latter may come in a tensor."""
+
+    def of_tensors(self) -> tuple[fx.GraphModule, list[frozenset[int]]] | None:
+        """The function of tensors alone, its sizes taken from them; and which sizes of each tensor vary.
+
+        None where it takes a number that is the size of no tensor.
+        """
+        nodes = list(self._module.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        tensors = [node for node in inputs if node not in self._values]
+        graph = fx.Graph()
+        made = {node: graph.placeholder(node.name) for node in tensors}
+        for node in inputs:
+            if node in self._values:
+                written = _expressions(self._values[node])
+                places = [
+                    (t, k) for t in tensors for k, d in enumerate(self._sizes.get(t, ())) if d in written
+                ]
+                if not places:
+                    return None
+                of, axis = places[0]
+                made[node] = graph.call_method("size", (made[of], axis))
+        for node in nodes:
+            if node.op == "output":
+                results = [r for r in node.args[0] if isinstance(r, fx.Node) and r not in self._values]
+                graph.output(tuple(made[r] for r in results))
+            elif node.op != "placeholder":
+                made[node] = graph.node_copy(node, lambda n: made[n])
+        varying = [frozenset(k for k, d in enumerate(self._sizes[t]) if d is not None) for t in tensors]
+        return fx.GraphModule(self._module, graph), varying
 
     def at(self, arguments: Sequence[Any]) -> Fixed:
         """The function for the sizes and numbers of these arguments."""
@@ -123,7 +156,7 @@ def _symbolic(value: Any) -> bool:
     """Whether this is a number, or several, that tracing did not fix."""
     if isinstance(value, tuple | list):
         return bool(value) and all(_symbolic(v) or isinstance(v, int) for v in value)
-    return isinstance(value, _SYMBOLS)
+    return isinstance(value, SYMBOLS)
 
 
 def _expressions(value: Any) -> set[Any]:
@@ -146,7 +179,7 @@ def _number(value: Any, known: dict[Any, Any]) -> Any:
     """What a size, or several, come to when the inputs are known."""
     if isinstance(value, tuple | list):
         return type(value)(_number(v, known) for v in value)
-    if not isinstance(value, _SYMBOLS):
+    if not isinstance(value, SYMBOLS):
         return value
     expression = value.node.expr
     result = expression.subs(known)

@@ -1,0 +1,156 @@
+"""Many shapes of one function: traced once with symbols, and the same step as when each is traced by itself."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide.execute.compile import family, traced
+from lowtide.trace.eager.layouts import learned
+from lowtide.trace.step.concrete import Concrete, NotConcrete, SymbolicInputs
+
+
+@pytest.fixture(autouse=True)
+def _anew():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """How many times AOTAutograd traced."""
+    counted = []
+    inner = traced._compiled
+    monkeypatch.setattr(traced, "_compiled", lambda *args: counted.append(args[0]) or inner(*args))
+    return counted
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(self.table(tokens)))
+
+
+def loss_of_tokens(model, tokens):
+    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 8, 3, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = functional.max_pool2d(self.norm(self.first(x)).relu(), 2)
+        return self.head(self.second(y).mean((2, 3)))
+
+
+def loss_of_images(model, x):
+    return functional.mse_loss(model(x), torch.zeros(x.shape[0], 4))
+
+
+CASES = {
+    "tokens": (Encoder, loss_of_tokens, lambda n: torch.randint(0, 50, (4, n))),
+    "images": (Convolutions, loss_of_images, lambda n: torch.randn(2, 3, n, n + 4)),
+    "batches": (Convolutions, loss_of_images, lambda n: torch.randn(n, 3, 12, 12)),
+}
+
+
+def assert_same(step, loss_of, model, x):
+    """The loss, gradients and buffers are those of eager."""
+    found = []
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    for run in (loss_of, step):
+        for buffer, old in zip(model.buffers(), buffers, strict=True):
+            buffer.data.copy_(old)
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = run(model, x)
+        loss.backward()
+        found.append(
+            [loss.detach(), *(p.grad.clone() for p in model.parameters()), *map(torch.clone, model.buffers())]
+        )
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_new_shapes_are_traced_once_with_symbols(name, traces):
+    kind, loss_of, make = CASES[name]
+    model = kind()
+    step = lowtide.fit(loss_of, model, make(16), budget="100%", only="recompute", time_limit=0.2)
+    for size in (12, 14):
+        assert_same(step, loss_of, model, make(size))
+    before = len(traces)
+    for size in (10, 11, 13, 15):  # below the first: torch captures some functions anew above it
+        assert_same(step, loss_of, model, make(size))
+    assert len(traces) == before
+
+
+def test_sizes_that_torch_treats_otherwise_are_traced_by_themselves(traces):
+    model = Encoder()
+    step = lowtide.fit(loss_of_tokens, model, torch.randint(0, 50, (4, 16)), budget="100%", time_limit=0.2)
+    for size in (12, 20, 18):
+        assert_same(step, loss_of_tokens, model, torch.randint(0, 50, (4, size)))
+    before = len(traces)
+    assert_same(step, loss_of_tokens, model, torch.randint(0, 50, (4, 1)))
+    assert len(traces) > before
+
+
+def test_another_step_than_the_one_traced_by_itself_is_not_used(monkeypatch):
+    monkeypatch.setattr(family, "same", lambda *_: False)
+    used = []
+    inner = family.Family._at
+    monkeypatch.setattr(family.Family, "_at", lambda self, *args: used.append(self) or inner(self, *args))
+    model = Encoder()
+    step = lowtide.fit(loss_of_tokens, model, torch.randint(0, 50, (4, 16)), budget="100%", time_limit=0.2)
+    for size in (12, 20, 18, 14):
+        assert_same(step, loss_of_tokens, model, torch.randint(0, 50, (4, size)))
+    assert len(used) == 1  # for the comparison
+
+
+def test_a_difference_in_any_call_is_seen():
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    one = lowtide.capture(lambda m, x: (m(x) * 2).sum(), model, x)
+    other = lowtide.capture(lambda m, x: (m(x) * 3).sum(), model, x)
+    assert family.same(one.joint, one.joint)
+    assert not family.same(one.joint, other.joint)
+
+
+def test_answers_to_questions_about_sizes_must_hold():
+    mode = learned().mode(symbolic=True)
+    inputs = SymbolicInputs(mode, [torch.randn(8, 3)], [frozenset({0})])
+    assert list(inputs.sizes([torch.randn(6, 3)]).values()) == [6]
+    assert inputs.fakes[0].shape[0] % 2 == 0  # asks, and torch notes the answer
+    assert list(inputs.sizes([torch.randn(12, 3)]).values()) == [12]
+    for other in (
+        torch.randn(7, 3),
+        torch.randn(6, 4),
+        torch.randn(1, 3),
+        torch.randn(6, 3, dtype=torch.float64),
+    ):
+        with pytest.raises(NotConcrete):
+            inputs.sizes([other])
+
+
+def test_views_of_one_storage_stay_so():
+    mode = learned().mode(symbolic=True)
+    inputs = SymbolicInputs(mode, [torch.randn(8, 3)], [frozenset({0})])
+    with mode:
+        whole = inputs.fakes[0] * 2
+        part = whole[1:].t()
+    concrete = Concrete(learned().mode(), inputs.sizes([torch.randn(5, 3)]))
+    one, other = concrete.value([whole, part])
+    assert (tuple(one.shape), tuple(other.shape), other.stride(), other.storage_offset()) == (
+        (5, 3),
+        (3, 4),
+        (1, 3),
+        3,
+    )
+    assert one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    assert one.untyped_storage().nbytes() == 60

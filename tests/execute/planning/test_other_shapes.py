@@ -1,0 +1,169 @@
+"""A new shape is planned with what is known from others: quickly, and inside the budget on the way."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+from lowtide.errors import CaptureError, PlanError
+from lowtide.execute.compile import aot
+from lowtide.execute.planning.other_shapes import OtherShapes, ShapePlans, parse_bucket
+from lowtide.plan.make.other_sizes import alike, best_of, program_of, scaled
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom, PlanRequest
+
+HERE = DeviceRoom()
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(self.table(tokens)))
+
+
+def loss_of(model, tokens):
+    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def tokens(length):
+    return torch.randint(0, 50, (16, length))
+
+
+@pytest.fixture(autouse=True)
+def _anew():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The graphs and Programs of all interpreters that are made."""
+    made = []
+
+    class Seen(aot.Interpreter):
+        def __init__(self, joint, program, *args):
+            super().__init__(joint, program, *args)
+            made.append((joint.graph, program))
+
+    monkeypatch.setattr(aot, "Interpreter", Seen)
+    return made
+
+
+def budget_of(model, length, share):
+    """A share of what the step takes, in bytes."""
+    step = lowtide.fit(loss_of, model, tokens(length), budget="100%", time_limit=0.2, verify=False)
+    torch._dynamo.reset()
+    return int(share * step.plan.plain.peak_bytes)
+
+
+def test_new_lengths_stay_inside_the_budget_from_their_first_step(programs):
+    model = Encoder()
+    budget = budget_of(model, 48, 0.7)
+    step = lowtide.fit(loss_of, model, tokens(48), budget=budget, only="recompute", time_limit=0.3)
+    step(model, tokens(46)).backward()
+    methods = set()
+    for length in (40, 50, 47, 51, 30):
+        programs.clear()
+        step(model, tokens(length)).backward()
+        plan = step.plan
+        methods.add(plan.method)
+        assert plan.predicted.peak_bytes <= budget
+        mine = [(g, p) for g, p in programs if g.tensors == plan.graph.tensors]
+        assert mine
+        for graph, program in mine:
+            assert simulate(graph, program, workspace_bytes=plan.workspace_bytes).peak_bytes <= budget
+    assert "as for another shape" in methods
+    assert "plain" in methods  # of the shortest: nothing is recomputed where all fits
+
+
+def test_several_examples_are_planned_at_once(programs):
+    model = Encoder()
+    more = [(model, tokens(length)) for length in (40, 48)]
+    step = lowtide.fit(
+        loss_of, model, tokens(44), budget="80%", only="recompute", time_limit=0.2, examples=more
+    )
+    programs.clear()
+    for length in (40, 44, 48):
+        step(model, tokens(length)).backward()
+    assert not programs
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), [torch.zeros(3)], "ab"])
+def test_examples_are_arguments_in_tuples(wrong):
+    with pytest.raises(CaptureError, match="in a tuple"):
+        lowtide.fit(loss_of, Encoder(), tokens(4), examples=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "64", [], [64, 0], 1.5])
+def test_what_is_no_bucket_is_refused(wrong):
+    with pytest.raises(PlanError, match="bucket="):
+        lowtide.fit(loss_of, Encoder(), tokens(4), bucket=wrong)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "same", "other"),
+    [
+        (64, (65, 128), (64, 65)),
+        ((100, 400), (101, 400), (100, 101)),
+        ((100, 400), (500, 500), (500, 501)),
+        (None, (113, 120), (96, 113)),
+        (None, (7, 7), (7, 8)),
+    ],
+)
+def test_sizes_of_one_bucket_share_a_plan(bucket, same, other):
+    plan = _plan()
+    for known, new in (same, other):
+        plans = ShapePlans(parse_bucket(bucket))
+        plans.add([torch.empty(3, known)], plan)
+        found = plans.others([torch.empty(3, new)])
+        assert found.plans == (plan,)
+        assert found.settled == ((known, new) == same)
+
+
+def test_the_nearest_shape_comes_first():
+    plans = ShapePlans(1)
+    made = {size: _plan(size) for size in (100, 10, 40)}
+    for size, plan in made.items():
+        plans.add([torch.empty(size)], plan)
+    assert plans.others([torch.empty(35)]).plans == (made[40], made[100], made[10])
+    assert plans.others([torch.empty(35, 2)]) == OtherShapes()
+
+
+def _plan(size=16):
+    return lowtide.fit(
+        _square, torch.randn(size, 4, requires_grad=True), budget="100%", time_limit=0, verify=False
+    ).plan
+
+
+def _square(x):
+    return x.tanh().exp().square().sum()
+
+
+def test_a_program_serves_another_size():
+    torch.manual_seed(0)
+    model = Encoder()
+    first = lowtide.fit(loss_of, model, tokens(40), budget="75%", only="recompute", time_limit=0.3).plan
+    torch._dynamo.reset()
+    other = lowtide.fit(loss_of, model, tokens(32), budget="100%", only="recompute", time_limit=0.3).plan
+    assert alike(first.graph, other.graph)
+    assert not alike(first.graph, _plan().graph)
+    costs = scaled(first, other.graph)
+    assert 0 < sum(costs.seconds) < sum(first.seconds)
+    assert costs.workspace_bytes == first.workspace_bytes  # they do not shrink
+    assert sum(scaled(other, first.graph).seconds) > sum(other.seconds)
+    real = Costs(other.seconds, other.workspace_bytes)
+    request = PlanRequest.of("90%", only="recompute")
+    found = best_of([first], other.graph, real, request, HERE, other.able)
+    assert found.method == "as for another shape"
+    assert found.predicted.peak_bytes <= found.budget_bytes
+    assert found.checked
+    assert (
+        best_of([first], other.graph, real, PlanRequest.of("30%", only="recompute"), HERE, other.able) is None
+    )
+    assert program_of([first], other.graph, request, HERE, other.able) == first.program
