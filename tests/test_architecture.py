@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "trace": BASE | {"graph", "cost", "torch_internals"},
     "plan": BASE | {"graph", "cost"},
     "execute": BASE | {"graph", "cost", "trace", "plan", "torch_internals"},
-    "integrations": {"execute"},
+    "integrations": {"errors", "execute"},
     "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},
     "report": BASE | {"graph", "cost", "formats"},

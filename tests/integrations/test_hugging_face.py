@@ -18,6 +18,7 @@ NEEDED = {
     "hugging_face_trainer": ("transformers", "accelerate"),
     "accelerate_loop": ("transformers", "accelerate"),
     "lora": ("transformers", "peft"),
+    "lightning_trainer": ("lightning",),
     "gradient_scaler": (),
     "distributed_data_parallel": (),
 }

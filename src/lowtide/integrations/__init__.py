@@ -2,5 +2,5 @@
 
 Takes a class of theirs as a base; gives one whose training step stays inside a budget.
 
-From outside: ``hugging_face``.
+From outside: ``hugging_face``, ``lightning``.
 """
