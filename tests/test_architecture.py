@@ -87,6 +87,7 @@ ENTRIES = 13
 TORCH_IN = (
     "trace",
     "execute",
+    "integrations",
     "zoo",
     "torch_internals.py",
     "cost/clock.py",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.errors import InfeasibleError
+from lowtide.errors import InfeasibleError, RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.integrations.hugging_face import TrainerMixin
 
@@ -18,6 +18,7 @@ NEEDED = {
     "hugging_face_trainer": ("transformers", "accelerate"),
     "accelerate_loop": ("transformers", "accelerate"),
     "lora": ("transformers", "peft"),
+    "trl_trainers": ("trl", "datasets", "transformers", "accelerate"),
     "lightning_trainer": ("lightning",),
     "gradient_scaler": (),
     "distributed_data_parallel": (),
@@ -49,6 +50,24 @@ class Budgeted(TrainerMixin, LikeTrainer):
     fit_options: ClassVar = {"time_limit": 0.3, "cache": False}
 
 
+class LikeTRL(LikeTrainer):
+    """Keeps a record in compute_loss, and calls the model a second time without gradients."""
+
+    def __init__(self):
+        self._metrics = []
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, dict(inputs), False, num_items_in_batch)
+        with torch.no_grad():
+            self._metrics.append((loss.item(), model(inputs["x"]).sum().item()))
+        return loss
+
+
+class BudgetedTRL(TrainerMixin, LikeTRL):
+    budget = "100%"
+    fit_options: ClassVar = {"time_limit": 0.3, "cache": False}
+
+
 def trained(trainer, **keywords):
     torch.manual_seed(0)
     model, losses = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Tanh(), nn.Linear(32, 4)), []
@@ -71,6 +90,41 @@ def test_twenty_steps_are_those_of_the_plain_trainer(keywords):
     found = trained(trainer, **keywords)
     assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
     assert trainer.fitted.plan.budget_bytes > 0
+
+
+def test_a_trainer_that_keeps_a_record_does_so_once_a_step():
+    plain, trainer = LikeTRL(), BudgetedTRL()
+    expected, found = trained(plain), trained(trainer)
+    assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+    assert trainer._metrics == plain._metrics
+    assert len(plain._metrics) == 20
+    assert trainer.fitted.plan.budget_bytes > 0
+
+
+def test_what_is_fitted_may_be_said():
+    class Model(Budgeted):
+        fits = "model"
+
+    expected, trainer = trained(LikeTrainer()), Model()
+    found = trained(trainer)
+    assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+    trainer.fits = "forward"
+    with pytest.raises(RunError, match="fits='forward' of Model is none of auto, loss, model"):
+        trained(trainer)
+
+
+def test_the_model_is_what_it_was():
+    class Model(Budgeted):
+        fits = "model"
+
+    model, own = nn.Linear(8, 4), nn.Linear(8, 4)
+    own.forward = forward = own.forward
+    for one in (model, own):
+        batch = {"x": torch.randn(16, 8), "labels": torch.randn(16, 4)}
+        Model().compute_loss(one, batch).backward()
+        assert one.weight.grad is not None
+    assert "forward" not in model.__dict__
+    assert own.forward is forward
 
 
 def test_evaluation_and_outputs_are_those_of_the_trainer():

@@ -15,8 +15,9 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Number
 from typing import Any
+
+import torch
 
 from lowtide.errors import RunError
 from lowtide.execute.fit import Fitted, fit
@@ -127,6 +128,4 @@ def _detached(value: Any) -> Any:
         return [_detached(one) for one in value]
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(_detached(one) for one in value)
-    if isinstance(value, Number | str | None):  # dynamo may not ask them for attributes
-        return value
-    return value.detach() if hasattr(value, "grad_fn") else value
+    return value.detach() if isinstance(value, torch.Tensor) else value
