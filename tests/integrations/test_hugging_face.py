@@ -22,6 +22,7 @@ NEEDED = {
     "lightning_trainer": ("lightning",),
     "gradient_scaler": (),
     "distributed_data_parallel": (),
+    "fully_sharded": (),
 }
 """What each example imports."""
 

@@ -14,6 +14,7 @@ from lowtide.errors import CaptureError, GraphBreakError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
+from lowtide.execute.compile.sharded import refuse_sharded
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
@@ -266,6 +267,7 @@ def fitted(
     fullgraph: bool = True,
 ) -> Fitted:
     """The step ``function(*example)`` as a request asks for it."""
+    refuse_sharded(modules_in(function, *example, *(keywords or {}).values()))
     step = Fitted(function, request, fullgraph=fullgraph)
     _rehearsed(step, example, keywords or {}, verify=verify)
     return step

@@ -17,6 +17,7 @@ from torch import fx
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
+from lowtide.execute.compile.sharded import refuse_distributed_tensors
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -66,6 +67,7 @@ class FirstCall(ABC):
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The function, captured again until what it gives is what the capture says."""
+        refuse_distributed_tensors(arguments)
         for _ in range(_CAPTURES):
             witness, self._aot = Witness(self.layouts), None
             ready = self.make(arguments, witness)
