@@ -20,6 +20,7 @@ NEEDED = {
     "lora": ("transformers", "peft"),
     "trl_trainers": ("trl", "datasets", "transformers", "accelerate"),
     "lightning_trainer": ("lightning",),
+    "timm_models": ("timm", "torchvision"),
     "gradient_scaler": (),
     "distributed_data_parallel": (),
     "fully_sharded": (),
