@@ -45,7 +45,7 @@ class Fitted:
         fullgraph: bool = True,
         bucket: Bucket = None,
     ) -> None:
-        self._function, self._request, self._fullgraph = function, request, fullgraph
+        self.function, self._request, self._fullgraph = function, request, fullgraph
         self._plans = ShapePlans(bucket)
         self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
@@ -63,7 +63,7 @@ class Fitted:
             )
 
         ours = self._answers.given_to(lowtides(backend))
-        return torch.compile(fresh(self._function), backend=ours, fullgraph=True)
+        return torch.compile(fresh(self.function), backend=ours, fullgraph=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
@@ -99,7 +99,7 @@ class Fitted:
             return compile_planned(module, inputs, self._request, subgraphs=subgraphs)
 
         ours = self._answers.given_to(lowtides(backend))
-        self._compiled = torch.compile(fresh(self._function), backend=ours)
+        self._compiled = torch.compile(fresh(self.function), backend=ours)
         return subgraphs
 
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Fitted:
                 "budget"
             ) from whole
         subgraphs = self._parts()
-        modules = modules_in(self._function, *example, *keywords.values())
+        modules = modules_in(self.function, *example, *keywords.values())
         batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
 
         def run() -> Any:
@@ -158,7 +158,7 @@ class Fitted:
     @property
     def name(self) -> str:
         """What the function or module is called."""
-        return str(getattr(self._function, "__name__", type(self._function).__name__))
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     @property
     def planned(self) -> bool:
@@ -267,13 +267,13 @@ def fitted(
     fullgraph: bool = True,
 ) -> Fitted:
     """The step ``function(*example)`` as a request asks for it."""
-    refuse_sharded(modules_in(function, *example, *(keywords or {}).values()))
     step = Fitted(function, request, fullgraph=fullgraph)
     _rehearsed(step, example, keywords or {}, verify=verify)
     return step
 
 
 def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool) -> None:
+    refuse_sharded(modules_in(step.function, *example, *keywords.values()))
     step.rehearse(example, keywords, verify=verify)
     if not step.planned:
         raise CaptureError(
