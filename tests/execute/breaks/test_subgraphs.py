@@ -183,6 +183,33 @@ def test_the_graphs_of_a_step_stay_inside_one_budget(kind, share):
     assert step.explain().startswith("graphs     ")
 
 
+class Outside(nn.Module):
+    """Code that torch does not capture, which takes more memory than all graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        large_workspace(y)
+        return self.second(y)
+
+
+@torch.compiler.disable
+def large_workspace(y):
+    """Takes memory, and gives it back."""
+    (y.detach().repeat(40, 1) + 1).sum()
+
+
+def test_a_share_is_one_of_the_whole_step():
+    model, x = Outside(), torch.randn(256, WIDTH)
+    step = fitted(model, x, "100%")
+    taken = step._subgraphs.measured_bytes
+    assert taken > 40 * x.nbytes
+    assert taken <= step._subgraphs.budget_bytes == step._subgraphs.plain_bytes
+
+
 def plain_peak(kind):
     """What the graphs of the step take without a plan, as is said where the budget is a share."""
     torch._dynamo.reset()

@@ -14,6 +14,7 @@ from lowtide.plan.bounds.cut import Effort
 from lowtide.plan.bounds.lower_bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.budget import Budget
+from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.problem.pauses import as_events, with_pauses
 from lowtide.plan.problem.problem import build_problem
 from lowtide.plan.problem.schedule import evaluate
@@ -25,6 +26,7 @@ from lowtide.plan.recompute.annealing import rounds as annealing
 from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.shortest_path import exact
 from lowtide.plan.recompute.smallest_budget import lowest_in_order, smallest_budget
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result import infeasible
 from tests.plan.optimum import optimum
 from tests.plan.random_steps import random_step
@@ -229,3 +231,16 @@ def test_a_step_without_operators_is_refused_in_words():
         plan_for(
             graph, Costs((), (), "unit"), Budget(bytes=1), only=("recompute", "offload"), link=Link(1, 1)
         )
+
+
+@pytest.mark.parametrize("methods", [("recompute",), ("recompute", "offload")])
+def test_a_step_of_views_alone_is_refused_in_words(methods):
+    given = Tensor("x", 80, Role.INPUT, device="cpu")
+    view = Tensor("v", 80, Role.ACTIVATION, alias=0, device="cpu")
+    graph = Graph(
+        (given, view), (Op("v", "aten.view", Phase.FORWARD, (0,), (1,), device="cpu"),), returned=(1,)
+    )
+    request = PlanRequest(Budget(bytes=1), methods)
+    with pytest.raises(InfeasibleError, match="inputs of the step alone") as told:
+        make_plan(graph, Costs((0.0,), (0,)), request, DeviceRoom(link=Link(1e9, 1e9)))
+    assert told.value.smallest_budget == told.value.plan.predicted.peak_bytes

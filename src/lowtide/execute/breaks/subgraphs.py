@@ -98,6 +98,10 @@ class Subgraphs:
             self._adopt(problem, chosen, verify=verify and not beyond)
             record.clear()
             self.measured_bytes = _measured(run, record)
+            if not beyond and self.together.request.budget.share is not None:
+                # a share is one of the whole step: what the code between graphs takes is seen only now
+                self.plain_bytes += max(0, self.measured_bytes - self.peak_bytes)
+                budget = self.budget_bytes = self._budget(problem.called)
             if self.measured_bytes <= budget:
                 return
             if chosen is smallest:

@@ -70,7 +70,7 @@ def make_plan(
     task = PlanTask(request, room, size, peak, tuple(sorted(able)))
     holds_for = _holds_for(problem, task.methods)
     fits = peak <= size  # whatever a search would find is no faster
-    if not fits and not graph.ops:
+    if not fits and not problem.ops:
         raise _nothing_to_save(graph, costs, stored(problem, costs, task), task, holds_for)
     chosen = [] if fits else _sets(graph, movable(graph, request.offload, room.pinned))
     tried = [stored(problem, costs, task)] if fits else []
@@ -147,7 +147,7 @@ def plan_with(
 def _nothing_to_save(
     graph: Graph, costs: Costs, one: Tried, task: PlanTask, holds_for: HoldsFor
 ) -> InfeasibleError:
-    """The error for a step without operators, whose inputs are more than the budget."""
+    """The error for a step that runs nothing but views, whose inputs are more than the budget."""
     peak = task.plain_peak
     told = InfeasibleError(
         f"no plan fits {format_bytes(task.budget)} ({task.budget} bytes): the inputs of the step alone take "
