@@ -198,8 +198,13 @@ def main() -> None:
             row = job.result()
             rows[row["name"]] = row
             print(line(row), flush=True)
-    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES[chosen.library])
-    where = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
+            store(output, rows, chosen.library, chosen.device)  # what is there stays, if it is stopped
+
+
+def store(output: Path, rows: dict[str, dict[str, Any]], library: str, device: str) -> None:
+    """Write the table as it is by now."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES[library])
+    where = ", ".join(f"{key} {value}" for key, value in machine(device).items())
     asked = " ".join(["python benchmarks/other_people.py", *sys.argv[1:]])
     text = (
         f"# {len(rows)} architectures inside budgets\n\n`{asked}`, {date.today()}; {where}, {libraries}\n\n"
