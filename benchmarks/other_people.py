@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import date
 from importlib import import_module
 from importlib.metadata import version
@@ -194,7 +194,7 @@ def main() -> None:
         jobs = [
             pool.submit(in_process, chosen.library, name, chosen.device, chosen.time_limit) for name in names
         ]
-        for job in jobs:
+        for job in as_completed(jobs):
             row = job.result()
             rows[row["name"]] = row
             print(line(row), flush=True)
