@@ -3,7 +3,8 @@
 Each case is a step of :mod:`tests.random_models` with a budget and methods, made from its number alone, so that it
 can be looked at again with ``--only``. It is fitted and trained for three steps beside eager PyTorch. Nothing but
 Lowtide's own errors may come, every peak stays inside the budget, and what the steps leave behind is that of eager:
-bit for bit, or in tiles no further from float64 than a few times what eager is.
+bit for bit, or in tiles no further from float64 than a few times what eager is. Cases from 1,000,000 on run in groups
+(``kernels="fused"``), whose operators run one by one; from 2,000,000 on groups are compiled, which takes long.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, InfeasibleError, LowtideError
 from lowtide.execute.compile.bits import same_bits
+from lowtide.execute.kernels import compile_groups
 from tests.random_models import Step, random_step
 
 STEPS = 3
 BUDGETS = ("100%", "100%", "85%", "70%", "55%", "40%", "smallest")
 METHODS = ("auto", "auto", "recompute", "recompute,offload", "recompute,tile", "recompute,offload,tile")
+FUSED, COMPILED = 1_000_000, 2_000_000
 _RATE = 1e-2
 _PART = 100
 """So many cases one process works on."""
@@ -53,6 +56,7 @@ class Case:
     budget: str
     only: str
     offload: str
+    kernels: str = "eager"
 
 
 def case(number: int) -> Case:
@@ -60,7 +64,9 @@ def case(number: int) -> Case:
     draw = random.Random(f"case {number}")
     only = draw.choice(METHODS)
     offload = "parameters" if "offload" in only and draw.random() < 0.3 else ""
-    return Case(random_step(number), draw.choice(BUDGETS), only, offload)
+    kernels = "fused" if number >= FUSED else "eager"
+    only = only.removesuffix(",tile") if kernels == "fused" else only
+    return Case(random_step(number), draw.choice(BUDGETS), only, offload, kernels)
 
 
 class WrongError(AssertionError):
@@ -69,6 +75,8 @@ class WrongError(AssertionError):
 
 def checked(number: int) -> str:
     """How a case ended, in a word; a WrongError says which promise was broken."""
+    if FUSED <= number < COMPILED:
+        compile_groups.compile_kernels = _not_compiled
     one = case(number)
     step = one.step
     torch._dynamo.reset()
@@ -91,14 +99,18 @@ def checked(number: int) -> str:
         raise WrongError(f"predicted {fitted.plan.predicted.peak_bytes} in {fitted.plan.budget_bytes}")
     inside(one, model, fitted)
     got = trained(step, copy.deepcopy(model), fitted)
-    tiles = fitted.plan.decisions.tiles
-    if not tiles:
+    rounded = fitted.plan.decisions.tiles or one.kernels == "fused"
+    if not rounded:
         for k, (a, b) in enumerate(zip(expected, got, strict=True)):
             if not same_bits(a, b):
                 raise WrongError(f"value {k} of {len(got)} differs: {apart(a, b):.3g}")
         return "bitwise"
     as_exact(step, model, expected, got)
-    return "in tiles"
+    return "fused" if one.kernels == "fused" else "in tiles"
+
+
+def _not_compiled(*_: object) -> None:
+    raise NotImplementedError("operators run one by one")
 
 
 def fit(one: Case, model: nn.Module, budget: str | int | None = None) -> lowtide.Fitted:
@@ -112,7 +124,7 @@ def fit(one: Case, model: nn.Module, budget: str | int | None = None) -> lowtide
             budget = error.smallest_budget
     return lowtide.fit(
         one.step.loss, model, *batch, budget=one.budget if budget is None else budget, only=one.only,
-        offload=one.offload, time_limit=0.5,
+        offload=one.offload, time_limit=0.5, kernels=one.kernels,
     )  # fmt: skip
 
 
@@ -238,7 +250,7 @@ def survive(numbers: Iterable[int], say: object = None) -> Counter[str]:
 
 def described(number: int) -> str:
     one = case(number)
-    return f"{one.budget}, {one.only}{', ' + one.offload if one.offload else ''}; {one.step.words}"
+    return f"{one.kernels}, {one.budget}, {one.only}{', ' + one.offload if one.offload else ''}; {one.step.words}"
 
 
 @contextlib.contextmanager

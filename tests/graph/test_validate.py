@@ -1,7 +1,8 @@
+import msgspec
 import pytest
 
 from lowtide.errors import GraphError
-from lowtide.graph import Graph, Op, Phase, Role, Tensor, validate
+from lowtide.graph import GROUP, Graph, Op, Phase, Role, Tensor, validate
 
 X = Tensor("x", 4, Role.INPUT)
 Y = Tensor("y", 4)
@@ -56,3 +57,30 @@ def test_what_backward_needs_is_what_forward_wrote_and_backward_reads():
         Op("b", "k", Phase.BACKWARD, inputs=(3, 0, 1, 2), shape_only=(2,)),
     )
     assert validate(Graph(tensors, ops)).saved_for_backward() == [2]
+
+
+def grouped(**changed):
+    """A step of one group, which doubles and then squares."""
+    source = Tensor("x", 32, Role.INPUT, shape=(8,), dtype="float32")
+    made = [Tensor(name, 32, shape=(8,), dtype="float32") for name in ("a", "b")]
+    ops = Op("0", "aten.mul", inputs=(0,), outputs=(1,)), Op("1", "aten.square", inputs=(1,), outputs=(2,))
+    body = Graph((source, *made), ops, returned=(2,))
+    fields = {"id": "group", "kind": GROUP, "inputs": (0,), "outputs": (1,), "body": body, **changed}
+    return Graph((source, made[1]), (Op(**fields),), returned=(1,))
+
+
+def test_a_group_takes_and_gives_what_its_body_does():
+    group = validate(grouped())
+    body = group.ops[0].body
+    assert body is not None
+    nested = msgspec.structs.replace(body, ops=(*body.ops, Op("2", GROUP, body=body)))
+    wrong = {
+        "takes and gives other tensors": {"inputs": ()},
+        "nothing else has one": {"kind": "aten.mul"},
+        "a group has a body": {"body": None},
+        "a group inside a group": {"body": nested},
+        "the body of operator 'group'": {"body": msgspec.structs.replace(body, ops=body.ops[::-1])},
+    }
+    for message, fields in wrong.items():
+        with pytest.raises(GraphError, match=message):
+            validate(grouped(**fields))

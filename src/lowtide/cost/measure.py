@@ -25,7 +25,7 @@ from lowtide.cost.signature import signature
 from lowtide.cost.types import Cost, Figure, Origin
 from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
-from lowtide.graph import Graph
+from lowtide.graph import GROUP, Graph
 from lowtide.printable import printable
 from lowtide.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
@@ -108,7 +108,9 @@ class _Meter(Marker):
         if self.signatures[op] in self.costs:
             return
         self._started = self.timer.now()
-        if isinstance(self.targets[op], OpOverload):
+        if self.graph.ops[op].kind == GROUP:
+            self.targets[op].measured = functools.partial(self.take_group, op)
+        elif isinstance(self.targets[op], OpOverload):
             self._catch = _Catch(self, op)
             self._catch.__enter__()
 
@@ -116,6 +118,8 @@ class _Meter(Marker):
         if self._catch is not None:
             self._catch.__exit__(None, None, None)
             self._catch = None
+        if self.graph.ops[op].kind == GROUP:
+            self.targets[op].measured = None
         name = self.signatures[op]
         if name not in self.costs:
             # no call of its own to repeat: all that is known is how long it took here
@@ -129,6 +133,10 @@ class _Meter(Marker):
         self._done += 1
         if self.progress is not None:
             self.progress(self._done, max(self._done, len(self.signatures)))
+
+    def take_group(self, op: int, function: Any, args: Sequence[Any]) -> Any:
+        """The same of a group, whose results are new."""
+        return self.take(op, function, args, {})
 
     def take(self, op: int, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator for the step, then again for the clock; what the step gets is the first result."""
@@ -259,11 +267,12 @@ def _own_copies(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments, with a copy in place of each tensor that the operator writes into."""
-    if not schema_of(function).is_mutable:
+    schema = schema_of(function)
+    if schema is None or not schema.is_mutable:  # a group writes to nothing that it is given
         return args, kwargs
     written = {
         place
-        for k, argument in enumerate(schema_of(function).arguments)
+        for k, argument in enumerate(schema.arguments)
         if argument.is_write
         for place in (k, argument.name)
     }
@@ -281,7 +290,8 @@ def _moved(
     read = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
     given = {_address(tensor) for tensor in read.values()} - {0}
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    if not schema_of(function).is_mutable:
+    schema = schema_of(function)
+    if schema is None or not schema.is_mutable:
         fresh = [tensor for tensor in made if _address(tensor) not in given]
         if made and not fresh and read:
             return 0, True
@@ -315,7 +325,7 @@ def _registered(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, otherwise: int
 ) -> tuple[int, bool]:
     """FLOP by a formula that torch, or the author of the operator, registered; else the convention."""
-    formula = flop_registry.get(function.overloadpacket)
+    formula = flop_registry.get(getattr(function, "overloadpacket", None))
     if formula is None:
         return otherwise, False
     try:

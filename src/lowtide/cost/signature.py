@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from lowtide.graph import Graph, Op, Tensor
 
 __all__ = ["device_kind", "signature"]
@@ -32,6 +34,8 @@ def signature(graph: Graph, op: int) -> str:
         one.options or None,
         _device(graph, one),
     ]
+    if one.body is not None:
+        parts.append(msgspec.to_builtins(one.body))
     if one.in_place:
         parts.append("in place")
     text = json.dumps(_without_index(parts), sort_keys=True, separators=(",", ":"))

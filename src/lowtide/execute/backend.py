@@ -57,9 +57,9 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile`` calls with a captured function.
 
-    ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``offload`` and
-    ``optimizer`` for a plan, or ``program``, the name of a Program; ``remember``, for how many shapes a plan
-    is kept.
+    ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``kernels``,
+    ``offload`` and ``optimizer`` for a plan, or ``program``, the name of a Program; ``remember``, for how
+    many shapes a plan is kept.
     """
     try:
         chosen, remember = _options(options or {}, mode)
@@ -73,7 +73,7 @@ def backend(
 lowtides(backend)
 adapt_dynamo()
 
-_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache")
+_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels")
 
 
 def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int]:

@@ -132,6 +132,10 @@ class Fitted:
                 "activations alone: leave out `offload` and `optimizer`, and take what they need off the "
                 "budget"
             ) from whole
+        if self._request.kernels == "fused":
+            raise CaptureError(
+                f"{whole}. Fused kernels need a step in one graph: take kernels='eager' here"
+            ) from whole
         subgraphs = self._parts()
         modules = modules_in(self.function, *example, *keywords.values())
         batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
@@ -207,6 +211,7 @@ def fit(
     fullgraph: bool = False,
     examples: Sequence[Sequence[Any]] = (),
     bucket: int | Sequence[int] | None = None,
+    kernels: str = "eager",
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -230,6 +235,10 @@ def fit(
     runs between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is
     refused with the line that breaks the graph.
 
+    ``kernels`` is ``"eager"``: each operator runs the kernel of eager PyTorch, and results are the same bit
+    for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few
+    kernels: faster, in less memory, and equal up to rounding.
+
     Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,
     which are planned at once. Shapes whose sizes lie in one ``bucket`` share a plan where it fits: sizes are
     rounded up to multiples of a number, or to the next of several; by default to an eighth of a power of two.
@@ -247,6 +256,7 @@ def fit(
         progress=progress,
         offload=offload,
         optimizer=optimizer,
+        kernels=kernels,
     )
     check_optimizer(request.optimizer, request.offload)
     ends, more = parse_bucket(bucket), _examples(examples)

@@ -7,6 +7,7 @@ from lowtide.graph.timeline import Lifetime, Recording, Timeline
 from lowtide.graph.types import (
     ACCUMULATE,
     DENSE,
+    GROUP,
     LOOP,
     RESIDENT_ROLES,
     Category,
@@ -24,6 +25,7 @@ from lowtide.graph.validate import MAX_BYTES, validate
 __all__ = [
     "ACCUMULATE",
     "DENSE",
+    "GROUP",
     "LOOP",
     "MAX_BYTES",
     "RESIDENT_ROLES",

@@ -17,6 +17,7 @@ from lowtide.graph.rect import Rect
 __all__ = [
     "ACCUMULATE",
     "DENSE",
+    "GROUP",
     "LOOP",
     "RESIDENT_ROLES",
     "Category",
@@ -52,6 +53,8 @@ RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT, Role.INP
 
 LOOP = "lowtide.loop"
 """The kind of an operator that stands for a region of a step, which is run tile after tile."""
+GROUP = "lowtide.group"
+"""The kind of an operator that runs a body of others as compiled kernels."""
 ACCUMULATE = "lowtide.accumulate"
 """The kind of an operator that adds its second input to its first, and gives nothing."""
 DENSE = "lowtide.dense"
@@ -161,6 +164,8 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     """How each input lies in memory, where that is known."""
     in_place: bool = False
     """Whether the user's step runs it in place."""
+    body: Graph | None = None
+    """Of a group: what it computes. Its first tensors are the inputs, those that it returns the outputs."""
 
     @property
     def repeatable(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lowtide.errors import GraphError
 from lowtide.graph.rect import Rect
-from lowtide.graph.types import RESIDENT_ROLES, Graph, Op, Role, Tensor
+from lowtide.graph.types import GROUP, RESIDENT_ROLES, Graph, Op, Role, Tensor
 
 __all__ = ["MAX_BYTES", "validate"]
 
@@ -35,7 +35,34 @@ def validate(graph: Graph) -> Graph:
     storage = graph.storages()
     if graph.ordered:
         _reads_what_was_written(graph, storage)
+    for k, op in enumerate(graph.ops):
+        if op.body is not None or op.kind == GROUP:
+            _check_body(graph, op, k)
     return graph
+
+
+def _check_body(graph: Graph, op: Op, position: int) -> None:
+    """A group has a body that takes what it takes and gives what it gives, and holds no other group."""
+    body = op.body
+    if body is None or op.kind != GROUP:
+        raise GraphError(f"operator {op.id!r}: a group has a body, and nothing else has one", op=position)
+    if any(one.body is not None or one.kind == GROUP for one in body.ops):
+        raise GraphError(f"operator {op.id!r}: a group inside a group", op=position)
+    try:
+        validate(body)
+    except GraphError as error:
+        raise GraphError(f"the body of operator {op.id!r}: {error}", op=position) from error
+    taken = [_sort(graph.tensors[t]) for t in op.inputs]
+    given = sorted(_sort(graph.tensors[t]) for t in op.outputs)
+    leaves = [_sort(t) for t in body.tensors if t.role in RESIDENT_ROLES]
+    if taken != leaves or given != sorted(_sort(body.tensors[t]) for t in body.returned):
+        raise GraphError(
+            f"operator {op.id!r}: its body takes and gives other tensors than it does", op=position
+        )
+
+
+def _sort(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    return tensor.shape or (), tensor.dtype or ""
 
 
 def _repeated(names: Sequence[str]) -> int | None:

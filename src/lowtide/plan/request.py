@@ -15,6 +15,7 @@ from lowtide.suggest import did_you_mean
 
 __all__ = [
     "AUTO",
+    "KERNELS",
     "METHODS",
     "MOVABLE",
     "ORIGINS",
@@ -29,6 +30,7 @@ __all__ = [
 
 METHODS = ("recompute", "offload", "tile")
 AUTO = "auto"
+KERNELS = ("eager", "fused")
 ORIGINS = ("measured", "estimated")
 MOVABLE = {"parameters": Role.PARAMETER, "optimizer": Role.OPTIMIZER}
 """What a user may allow to be offloaded besides activations."""
@@ -73,6 +75,8 @@ class PlanRequest:
     """Whether parameters may be on the host between forward and backward."""
     auto: bool = False
     """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits."""
+    kernels: str = "eager"
+    """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     smallest_seconds: float = 0.0
     """How long to look for the smallest budget once a plan is found."""
 
@@ -89,6 +93,14 @@ class PlanRequest:
         if cost not in ORIGINS:
             near = did_you_mean(str(cost), ORIGINS)
             raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
+        kernels = options.get("kernels", "eager")
+        if kernels not in KERNELS:
+            near = did_you_mean(str(kernels), KERNELS)
+            raise PlanError(f"kernels are {' or '.join(KERNELS)}, not {kernels!r}.{near}")
+        if kernels == "fused" and "tile" in chosen:
+            raise PlanError(
+                "fused kernels are not planned in tiles yet: leave out 'tile', or kernels='fused'"
+            )
         limits = {key: options.pop(key) for key in ("time_limit", "seed", "progress") if key in options}
         return cls(parse_budget(budget), chosen, limits=Limits(**limits), **options)
 
@@ -96,7 +108,8 @@ class PlanRequest:
         """The same with methods chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
-        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), "tile"])))
+        tiles = ("tile",) if self.kernels == "eager" else ()
+        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), *tiles])))
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""

@@ -15,6 +15,7 @@ from torch import fx
 from lowtide.errors import RunError
 from lowtide.execute.compile.partition import shells
 from lowtide.execute.compile.traced import Compilers, Traced, traced_and_compiled
+from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, guarded
 from lowtide.execute.tiling.plan_tiles import with_loop
@@ -31,6 +32,7 @@ from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
@@ -55,6 +57,8 @@ class Aot:
     ) -> None:
         """``before`` is the function as it was traced before, for inputs like these."""
         self._module, self._leaves, self._inputs, self._mode = module, leaves, inputs, mode
+        self.fused = False
+        """Whether operators run in groups, as compiled kernels."""
         self.joint: Joint | None = None
         """What was traced, once it was compiled for the first time."""
         self.before = self._traced = before
@@ -85,7 +89,7 @@ class Aot:
 
         def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
-            joint = self.joint or read_joint(as_eager(graph), len(results), self._leaves)
+            joint = self.joint or self._joint(graph, len(results), None)
             return _boxed(interpreter(joint).forward)
 
         compilers = Compilers(partition, forward, backward, inference)
@@ -105,8 +109,16 @@ class Aot:
         if self.joint is None:
             copy_gradients(joint, num_outputs, gradient_strides(self._inputs))
             marks = gradient_marks(self._module)
-            self.joint = read_joint(as_eager(joint), num_outputs, self._leaves, marks)
+            self.joint = self._joint(joint, num_outputs, marks)
         return self.joint
+
+    def _joint(self, module: fx.GraphModule, num_outputs: int, marks: str | None) -> Joint:
+        module = as_eager(module)
+        if not self.fused:
+            return read_joint(module, num_outputs, self._leaves, marks)
+        joint = read_joint(in_groups(module, num_outputs), num_outputs, self._leaves, marks)
+        compile_groups(joint)
+        return joint
 
 
 def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:

@@ -48,6 +48,8 @@ class FirstCall(ABC):
         self.module, self.leaves, self.layouts = module, leaves, layouts
         self.family = family or Family(lambda: None)
         self._state: State = tuple
+        self._fused = False
+        """Whether operators run in groups, as compiled kernels."""
         self._aot: Aot | None = None
         """The function as it was traced, while it is made ready."""
         self._ready: Callable[..., Any] | None = None
@@ -89,6 +91,7 @@ class FirstCall(ABC):
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
             self._aot = self.family.aot(self.module, self.leaves, arguments, self.layouts)
+            self._aot.fused = self._fused
         return self._aot.compiled(program, watch, self._state)
 
     def rehearsed(

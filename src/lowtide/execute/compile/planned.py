@@ -82,6 +82,7 @@ class Planned(FirstCall):
     ) -> None:
         super().__init__(module, leaves, layouts, family)
         self._request, self._seen, self._rehearsal = request, seen, rehearsal
+        self._fused = request.kernels == "fused"
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
         self._fits = True

@@ -58,7 +58,8 @@ class Verification:
         ]
         if not different:
             return
-        tiled = bool(self.plan.decisions.tiles)
+        fused = any(op.body is not None for op in self.joint.graph.ops)
+        tiled = fused or bool(self.plan.decisions.tiles)
         spread = self._spread(eager, changed=tiled)
         largest = max((_size(value) for _, value in eager.gradients), default=0.0)
         exact: list[tuple[str, torch.Tensor | None]] | None = None

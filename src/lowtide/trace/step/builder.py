@@ -21,6 +21,7 @@ from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.trace.eager.kernels import eager_target
 from lowtide.trace.eager.layouts import is_functional_of, same_sort
 from lowtide.trace.eager.updates import written_arguments
+from lowtide.trace.step.group import Group
 
 __all__ = ["Builder", "Call", "is_random", "kind_of", "where"]
 
@@ -149,6 +150,7 @@ class Builder:
                 updates=tuple(sorted(set(map(inputs.index, written)))),
                 short=_short(node, results),
                 differentiates=self._differentiated(node, phase),
+                body=node.target.graph if isinstance(node.target, Group) else None,
                 **_called(node),
             )
         )

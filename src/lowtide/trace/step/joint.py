@@ -16,7 +16,7 @@ from lowtide.trace.eager.rewrite import traced_in_forward
 from lowtide.trace.eager.updates import written_arguments
 from lowtide.trace.step.builder import Builder, Call, is_random, kind_of, where
 
-__all__ = ["Call", "Joint", "Leaf", "read_joint"]
+__all__ = ["Call", "Joint", "Leaf", "forward_nodes", "read_joint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,9 @@ def read_joint(
             _refuse_what_depends_on_values(node)
     results = list(nodes[-1].args[0])
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    primals = [node for node in placeholders if not node.name.startswith("tangents")]
-    tangents = [node for node in placeholders if node.name.startswith("tangents")]
-    returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
-    after_loss = _reached(tangents, lambda node: node.users)
-    effects = [n for n in nodes if _has_effect(n) and (not tangents or traced_in_forward(n))]
-    writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
-    forward = _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
-    if again:
-        forward = {node for node in nodes if traced_in_forward(node) and node not in after_loss}
+    primals = [node for node in placeholders if not _is_tangent(node)]
+    tangents = [node for node in placeholders if _is_tangent(node)]
+    forward = forward_nodes(nodes, num_outputs, again=again)
     builder = Builder()
     for position, node in enumerate(primals):
         place = getattr(node.meta.get("desc"), "idx", position)
@@ -117,6 +111,27 @@ def read_joint(
         stopped=_stopped(calls, builder) if tangents else frozenset(),
         marks=marks,
     )
+
+
+def forward_nodes(nodes: Sequence[fx.Node], num_outputs: int, *, again: bool = False) -> set[fx.Node]:
+    """The nodes of a joint graph that run in forward: what its results and its effects need.
+
+    ``again`` as in ``read_joint``.
+    """
+    tangents = [node for node in nodes if _is_tangent(node)]
+    results: Any = nodes[-1].args[0]
+    returned = [r for r in results[:num_outputs] if isinstance(r, fx.Node)]
+    after_loss = _reached(tangents, lambda node: node.users)
+    if again:
+        return {node for node in nodes if traced_in_forward(node) and node not in after_loss}
+    effects = [n for n in nodes if _has_effect(n) and (not tangents or traced_in_forward(n))]
+    writes = [n for n in nodes if n not in after_loss and written_arguments(n)]
+    return _reached([*returned, *effects, *writes], lambda node: node.all_input_nodes)
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    """Whether a node is the incoming gradient of a result."""
+    return node.op == "placeholder" and node.name.startswith("tangents")
 
 
 def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:

@@ -1,0 +1,187 @@
+"""Steps as users write them, which are not the zoo's: each a model, a batch and a function that gives the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["CASES"]
+
+Case = tuple[nn.Module, tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]
+
+
+def llama(device: str, small: bool) -> Case:
+    """Hugging Face's Llama in bfloat16, 4 x 2,048 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    }  # fmt: skip
+    if small:
+        sizes |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = LlamaConfig(**sizes, tie_word_embeddings=True, use_cache=False)
+    with torch.device(device):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).train()
+    ids = torch.randint(0, config.vocab_size, (4, 64 if small else 2048), device=device)
+    return model, (ids,), lambda model, ids: model(input_ids=ids, labels=ids).loss
+
+
+class Attention(nn.Module):
+    """Causal attention of GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.inward, self.outward = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.inward(x).view(batch, length, 3, self.heads, width // self.heads).unbind(2)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.outward(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    """A layer of GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Gpt2(nn.Module):
+    """GPT-2 with a head of its own."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def gpt2(half: bool) -> Callable[[str, bool], Case]:
+    def build(device: str, small: bool) -> Case:
+        layers, width, heads, length, tokens = (2, 64, 4, 64, 512) if small else (24, 1024, 16, 1024, 50257)
+        model = Gpt2(layers, width, heads, length, tokens).to(device)
+        ids = torch.randint(0, tokens, (8, length), device=device)
+
+        def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(device, torch.bfloat16, enabled=half):
+                scores = model(ids)
+                return functional.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+        return model, (ids,), loss_of
+
+    return build
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50."""
+
+    def __init__(self, inward: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inward, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.relu, self.down = nn.ReLU(inplace=True), None
+        if stride > 1 or inward != 4 * width:
+            self.down = nn.Sequential(
+                nn.Conv2d(inward, 4 * width, 1, stride=stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return self.relu(y + (x if self.down is None else self.down(x)))
+
+
+class ResNet50(nn.Module):
+    def __init__(self, depths: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        blocks, inward = [], width
+        for stage, depth in enumerate(depths):
+            for k in range(depth):
+                blocks.append(Bottleneck(inward, width * 2**stage, 2 if stage and not k else 1))
+                inward = 4 * width * 2**stage
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(inward, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def resnet50(device: str, small: bool) -> Case:
+    model = (ResNet50((1, 1), 8) if small else ResNet50()).to(device)
+    size = (4, 3, 64, 64) if small else (96, 3, 224, 224)
+    images, labels = torch.randn(size, device=device), torch.arange(size[0], device=device)
+    return model, (images, labels), lambda model, x, y: functional.cross_entropy(model(x), y)
+
+
+def twice(inward: int, outward: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inward, outward, 3, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(outward, outward, 3, padding=1), nn.ReLU(inplace=True),
+    )  # fmt: skip
+
+
+class UNet(nn.Module):
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        widths = [width * 2**k for k in range(depth + 1)]
+        self.down = nn.ModuleList(twice(a, b) for a, b in zip([3, *widths], widths, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in reversed(widths[:-1]))
+        self.merge = nn.ModuleList(twice(2 * w, w) for w in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for k, block in enumerate(self.down):
+            x = block(x if not k else functional.max_pool2d(x, 2))
+            skips.append(x)
+        x = skips.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([skips.pop(), up(x)], 1))
+        return self.head(x)
+
+
+def unet(device: str, small: bool) -> Case:
+    model = (UNet(8, 2) if small else UNet()).to(device)
+    size = (2, 3, 64, 64) if small else (8, 3, 384, 384)
+    images = torch.randn(size, device=device)
+    labels = torch.randint(0, 2, (size[0], *size[2:]), device=device)
+    return model, (images, labels), lambda model, x, y: functional.cross_entropy(model(x), y)
+
+
+CASES: dict[str, Callable[[str, bool], Case]] = {
+    "llama": llama,
+    "gpt2-bf16": gpt2(half=True),
+    "gpt2": gpt2(half=False),
+    "resnet50": resnet50,
+    "unet": unet,
+}

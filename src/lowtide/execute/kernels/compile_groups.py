@@ -1,0 +1,108 @@
+"""Compiles the groups of a captured step, equal ones once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from lowtide.inductor_internals import compile_kernels
+from lowtide.printable import printable
+from lowtide.torch_internals import storage_id
+from lowtide.trace.step.group import Group
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["compile_groups"]
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+
+
+def compile_groups(joint: Joint) -> None:
+    """Give every group of a step its compiled kernels.
+
+    A group that cannot be compiled, or whose kernels do not give what the capture says, runs operator by
+    operator, and a warning names it.
+    """
+    known: dict[bytes, Compiled | None] = {}
+    for call, op in zip(joint.calls, joint.graph.ops, strict=True):
+        if isinstance(call.target, Group):
+            group, key = call.target, msgspec.json.encode(call.target.graph)
+            if key not in known:
+                known[key] = _compiled(group, op.label, joint)
+            compiled = known[key]
+            group.run = _Operators(group) if compiled is None else _FirstRun(group, op.label, compiled)
+
+
+def _compiled(group: Group, label: str, joint: Joint) -> Compiled | None:
+    mode = next(value.fake_mode for value in joint.values if hasattr(value, "fake_mode"))
+    try:
+        return compile_kernels(group.body, mode)
+    except Exception as error:  # whatever a compiler says, the operators can run one by one
+        _warn(label, f"cannot be compiled: {(str(error).splitlines() or [type(error).__name__])[0]}")
+        return None
+
+
+def _warn(label: str, why: str) -> None:
+    warnings.warn(
+        f"the group {printable(label)!r} {printable(why)}. Its operators run one by one", stacklevel=2
+    )
+
+
+class _FirstRun:
+    """Holds what the kernels of a group give, the first time, against the capture."""
+
+    __slots__ = ("compiled", "group", "label")
+
+    def __init__(self, group: Group, label: str, compiled: Compiled) -> None:
+        self.group, self.label, self.compiled = group, label, compiled
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        given = list(arguments)
+        results = self.compiled(arguments)
+        wrong = _differs(results, given, _promised(self.group))
+        if not wrong:
+            self.group.run = self.compiled
+            return results
+        _warn(self.label, f"does not give what the capture says: {wrong}")
+        self.group.run = _Operators(self.group)
+        return self.group.run(given)
+
+
+class _Operators:
+    """Runs a group operator by operator; what others read lies in memory as the capture says."""
+
+    __slots__ = ("group", "promised")
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.promised = group, _promised(group)
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        results = self.group.by_operators(arguments)
+        return [_laid_out(one, like) for one, like in zip(results, self.promised, strict=True)]
+
+
+def _promised(group: Group) -> list[torch.Tensor]:
+    outputs: Any = group.body.graph.output_node().args[0]
+    return [node.meta["val"] for node in outputs]
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if value.stride() == like.stride():
+        return value
+    return torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _differs(results: Sequence[Any], given: Sequence[Any], promised: Sequence[torch.Tensor]) -> str:
+    """What is not as promised, in words; each result has memory of its own."""
+    taken = {storage_id(value) for value in given if isinstance(value, torch.Tensor)}
+    for k, (one, like) in enumerate(zip(results, promised, strict=True)):
+        real, said = (one.shape, one.dtype, one.stride()), (like.shape, like.dtype, like.stride())
+        if real != said:
+            return f"result {k} is {real}, not {said}"
+        if storage_id(one) in taken:
+            return f"result {k} shares its memory"
+        taken.add(storage_id(one))
+    return ""

@@ -1,0 +1,96 @@
+"""Chooses which tensors of forward are kept for the groups of backward; these compute the others again.
+
+A group of backward that reads a tensor of forward may compute it inside from others, which costs it
+registers alone where the operators between are pointwise. What is kept then is the smallest cut, in bytes,
+between what only forward can compute and what backward reads. Reductions are kept: they are small, and
+computing one again reads all of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import fx
+
+from lowtide.trace.groups.form import Forming
+from lowtide.trace.groups.fusible import is_part, is_reduction, owner, readers, size_of, tensors_read
+from lowtide.trace.groups.min_cut import FlowNetwork
+
+__all__ = ["computed_again"]
+
+_ENDLESS = 1 << 60
+_WRITTEN = 2
+"""What a byte counts that forward would not write to memory otherwise."""
+_DEEPEST = 16
+"""Operators in a row that are computed again at most: sums over all layers are no longer cheap."""
+
+
+def computed_again(
+    groups: Sequence[Forming], forward: Collection[fx.Node], returned: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Tensors of forward that groups of backward compute again inside, wherever they read them."""
+    inside = {member: group for group in groups for member in group.members}
+    wanted = {
+        tensor
+        for group in groups
+        for member in group.members
+        if member not in forward
+        for tensor in tensors_read(member)
+        if owner(tensor) in forward
+    }
+    cheap = _cheap(wanted, inside, forward)
+    if not cheap:
+        return set()
+    network = FlowNetwork()
+    source, sink = network.node(), network.node()
+    ends: dict[fx.Node, tuple[int, int]] = {}
+
+    def ends_of(tensor: fx.Node) -> tuple[int, int]:
+        if tensor not in ends:
+            start, end = ends[tensor] = network.node(), network.node()
+            kept = tensor in returned or _kept_anyway(tensor, inside, forward)
+            times = 1 if _written_anyway(tensor, inside, forward) else _WRITTEN
+            network.edge(start, end, 0 if kept else times * max(1, size_of(tensor)))
+            if tensor not in cheap:
+                network.edge(source, start, _ENDLESS)
+        return ends[tensor]
+
+    for tensor in wanted:
+        network.edge(ends_of(tensor)[1], sink, _ENDLESS)
+    for tensor in cheap:
+        for read in tensors_read(tensor):
+            network.edge(ends_of(read)[1], ends_of(tensor)[0], _ENDLESS)
+    behind = network.sink_side(source, sink)
+    return {tensor for tensor in cheap if ends_of(tensor)[0] in behind}
+
+
+def _cheap(
+    wanted: Collection[fx.Node], inside: Mapping[fx.Node, Forming], forward: Collection[fx.Node]
+) -> dict[fx.Node, int]:
+    """Tensors that may be computed again, each with how many operators lie between it and its readers."""
+    found: dict[fx.Node, int] = {}
+    level = [tensor for tensor in wanted if _repeats(tensor, inside, forward)]
+    for depth in range(_DEEPEST):
+        level = [tensor for tensor in dict.fromkeys(level) if tensor not in found]
+        found |= dict.fromkeys(level, depth)
+        below = [read for tensor in level for read in tensors_read(tensor)]
+        level = [read for read in below if _repeats(read, inside, forward)]
+    return found
+
+
+def _repeats(tensor: fx.Node, inside: Mapping[fx.Node, Forming], forward: Collection[fx.Node]) -> bool:
+    """Whether computing a tensor again is as cheap as reading it."""
+    return not is_part(tensor) and tensor in inside and tensor in forward and not is_reduction(tensor)
+
+
+def _kept_anyway(tensor: fx.Node, inside: Mapping[fx.Node, Forming], forward: Collection[fx.Node]) -> bool:
+    """Whether a tensor is there in backward whatever is chosen: a leaf, or read by a call of its own."""
+    if owner(tensor).op != "call_function":
+        return True
+    return any(user not in forward and user not in inside and user.op != "output" for user in readers(tensor))
+
+
+def _written_anyway(tensor: fx.Node, inside: Mapping[fx.Node, Forming], forward: Collection[fx.Node]) -> bool:
+    """Whether forward itself puts a tensor into memory: another call makes it, or reads it."""
+    group = inside.get(owner(tensor))
+    return group is None or any(user in forward and inside.get(user) is not group for user in readers(tensor))

@@ -1,0 +1,120 @@
+"""Groups as compiled kernels, and what happens where they cannot be had."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import lowtide
+from lowtide.errors import CaptureError
+from lowtide.execute.kernels import compile_groups
+
+compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch._dynamo.reset()
+
+
+class Gated(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def case():
+    torch.manual_seed(0)
+    return nn.Sequential(Gated(), Gated(), Gated()), torch.randn(6, 16)
+
+
+def fitted(model, x, **options):
+    options = {"budget": "100%", "time_limit": 0.2, "cache": False, **options}
+    return lowtide.fit(loss_of, model, x, kernels="fused", **options)
+
+
+def gradients(step, model, x):
+    model.zero_grad()
+    step(model, x).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@compiler
+def test_compiled_groups_give_the_gradients_of_eager(monkeypatch):
+    made = []
+    compile_kernels = compile_groups.compile_kernels
+
+    def counted(body, mode):
+        made.append(body)
+        return compile_kernels(body, mode)
+
+    monkeypatch.setattr(compile_groups, "compile_kernels", counted)
+    model, x = case()
+    step = fitted(model, x)
+    groups = [op for op in step.plan.graph.ops if op.body is not None]
+    assert len(made) < len(groups), "equal groups are compiled once"
+    assert step.plan.cost == "measured"
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_group_that_cannot_be_compiled_is_named_and_runs_all_the_same(monkeypatch):
+    def refused(*_):
+        raise RuntimeError("no compiler found")
+
+    monkeypatch.setattr(compile_groups, "compile_kernels", refused)
+    model, x = case()
+    with pytest.warns(
+        UserWarning, match="cannot be compiled: no compiler found. Its operators run one by one"
+    ):
+        step = fitted(model, x, cost="estimated")
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("wrong", ["strides", "shared"])
+def test_kernels_that_give_something_else_are_not_used(monkeypatch, wrong):
+    def compile_kernels(body, mode):
+        def run(arguments):
+            results = body(*arguments)
+            if wrong == "strides":
+                return [r.t().contiguous().t() if r.dim() == 2 else r for r in results]
+            return [next((a for a in arguments if a.shape == r.shape), r) for r in results]
+
+        return run
+
+    monkeypatch.setattr(compile_groups, "compile_kernels", compile_kernels)
+    model, x = case()
+    with pytest.warns(UserWarning, match="does not give what the capture says"):
+        step = fitted(model, x, cost="estimated")
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_is_not_possible_is_said():
+    model, x = case()
+    with pytest.raises(lowtide.LowtideError, match="kernels are eager or fused, not 'fuse'"):
+        lowtide.fit(loss_of, model, x, kernels="fuse")
+    with pytest.raises(lowtide.LowtideError, match="fused kernels are not planned in tiles yet"):
+        fitted(model, x, only="recompute,tile")
+
+    def broken(model, x):
+        y = model(x)
+        torch._dynamo.graph_break()
+        return y.square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(CaptureError, match="need a step in one graph"):
+            lowtide.fit(broken, model, x, budget="100%", kernels="fused")
