@@ -184,3 +184,36 @@ def test_pieces_of_a_loss_give_what_it_gives(reduction, weighted, shape):
     assert not any("nll_loss" in str(node.target) for node in module.graph.nodes)
     for one, other in zip(step(x), module(x), strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.norm2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=0.3)
+
+    def forward(self, x):
+        x = F.relu(self.norm1(self.first(x)))
+        return F.relu(x + self.norm2(self.second(x))).mean((2, 3))
+
+
+def test_a_batch_norm_is_fused_apart_from_its_statistics():
+    """What runs again where memory is short reads its input once, and no statistics are computed again."""
+    torch.manual_seed(0)
+    model, x = Convolutions(), torch.randn(4, 3, 6, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def loss(model, x):
+        return model(x).square().mean()
+
+    step = fitted(loss, model, x)
+    eager = left(loss, model, x), [b.clone() for b in model.buffers()]
+    model.load_state_dict(before)
+    ours = left(step, model, x), [b.clone() for b in model.buffers()]
+    torch.testing.assert_close(eager, ours, rtol=1e-5, atol=1e-6)
+    forward = [op.body for op in step.plan.graph.ops if op.body and op.phase is Phase.FORWARD]
+    bodies = [[one.kind for one in body.ops] for body in forward]
+    wide = [kinds for kinds in bodies if "aten.relu" in kinds]
+    assert len(wide) == 2
+    assert not any("aten.var_mean" in kinds for kinds in wide)
+    assert not any("batch_norm" in op.kind for op in step.plan.graph.ops)

@@ -32,6 +32,7 @@ from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
@@ -113,10 +114,11 @@ class Aot:
         return self.joint
 
     def _joint(self, module: fx.GraphModule, num_outputs: int, marks: str | None) -> Joint:
-        module = as_eager(module)
         if not self.fused:
-            return read_joint(module, num_outputs, self._leaves, marks)
-        joint = read_joint(in_groups(module, num_outputs), num_outputs, self._leaves, marks)
+            return read_joint(as_eager(module), num_outputs, self._leaves, marks)
+        decompose(module)
+        module = in_groups(as_eager(module), num_outputs)
+        joint = read_joint(module, num_outputs, self._leaves, marks)
         compile_groups(joint)
         return joint
 

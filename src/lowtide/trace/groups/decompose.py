@@ -1,6 +1,7 @@
 """Takes apart operators whose pieces are fused, or saved, better one by one.
 
-The logarithm of softmax and its gradient read logits that lie in memory already; what must be saved for
+A BatchNorm is its statistics, which read everything once, and a pointwise part that runs with what is around
+it. The logarithm of softmax and its gradient read logits that lie in memory already; what must be saved for
 backward is a maximum and a sum for each row, and never a tensor as large as the logits.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowtide.torch_internals import OpOverload, overload_name
+from lowtide.torch_internals import OpOverload, overload_name, schema_of
 
 __all__ = ["ABOUT", "decompose"]
 
@@ -26,7 +27,7 @@ def decompose(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if isinstance(node.target, OpOverload) and node.target.namespace == "aten":
             pieces = _PIECES.get(node.target.overloadpacket.__name__)
-            if pieces is not None and overload_name(node.target) == "default":
+            if pieces is not None and overload_name(node.target) == "default" and _trains(node):
                 _replace(module.graph, node, pieces)
     module.graph.eliminate_dead_code(_is_impure)
 
@@ -34,6 +35,13 @@ def decompose(module: fx.GraphModule) -> None:
 def _is_impure(node: fx.Node) -> bool:
     """Nothing but the pieces' own leftovers may go: views and constants."""
     return not node.meta.get(_PIECE)
+
+
+def _trains(node: fx.Node) -> bool:
+    """Whether a BatchNorm computes statistics of its own; True of anything else."""
+    names = [argument.name for argument in schema_of(node.target).arguments]
+    flag = next((k for k, name in enumerate(names) if name in ("training", "train")), None)
+    return flag is None or node.args[flag] is True
 
 
 _PIECE = "lowtide_piece"
@@ -69,7 +77,8 @@ def _replace(graph: fx.Graph, node: fx.Node, pieces: Callable[..., Any]) -> None
     else:
         for user in list(node.users):
             assert user.target is operator.getitem
-            user.replace_all_uses_with(copies[results[user.args[1]]])
+            if results[user.args[1]] is not None:
+                user.replace_all_uses_with(copies[results[user.args[1]]])
             graph.erase_node(user)
     graph.erase_node(node)
 
@@ -79,14 +88,14 @@ ABOUT = frozenset({"partitioner_tag", "stack_trace", "nn_module_stack", "fwd_nn_
 
 
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(x)
     shifted = wide - torch.amax(wide, dim, keepdim=True)
     result = shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
     return result if half_to_float else result.to(x.dtype)
 
 
 def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(x)
     raised = torch.exp(wide - torch.amax(wide, dim, keepdim=True))
     result = raised / torch.sum(raised, dim, keepdim=True)
     return result if half_to_float else result.to(x.dtype)
@@ -132,9 +141,62 @@ def _nll_loss_backward(
     return torch.where(chosen, each, 0).to(x.dtype)
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _along_channels(x: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The axes that a BatchNorm averages over, and a shape in which a value for each channel spreads."""
+    return [k for k in range(x.dim()) if k != 1], [1, -1, *([1] * (x.dim() - 2))]
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    _: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    axes, spread = _along_channels(x)
+    wide = _wide(x)
+    count = x.numel() // x.shape[1]
+    variance, mean = torch.var_mean(wide, axes, correction=0)
+    inverse = torch.rsqrt(variance + eps)
+    unbiased = variance * (count / max(1, count - 1))
+    new_mean = mean * momentum + running_mean * (1 - momentum)
+    new_var = unbiased * momentum + running_var * (1 - momentum)
+    y = (wide - mean.view(spread)) * inverse.view(spread)
+    y = y if weight is None else y * weight.view(spread)
+    y = y if bias is None else y + bias.view(spread)
+    return y.to(x.dtype), mean, inverse, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
+
+
+def _batch_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *more: Any
+) -> tuple[torch.Tensor | None, ...]:
+    _, _, mean, inverse, _, _, wanted = more
+    axes, spread = _along_channels(x)
+    count = x.numel() // x.shape[1]
+    dy, centred = _wide(grad), _wide(x) - mean.view(spread)
+    of_bias = dy.sum(axes)
+    projected = (dy * centred).sum(axes)
+    scale = inverse if weight is None else inverse * weight
+    slope, offset = projected * inverse * inverse / count, of_bias / count
+    kind = x.dtype if weight is None else weight.dtype
+    of_weight = (projected * inverse).to(kind)
+    dx = (dy - offset.view(spread) - centred * slope.view(spread)) * scale.view(spread)
+    results = dx.to(x.dtype), of_weight, of_bias.to(kind)
+    return tuple(one if asked else None for one, asked in zip(results, wanted, strict=True))
+
+
 _PIECES: dict[str, Callable[..., Any]] = {
     "_log_softmax": _log_softmax,
     "_softmax": _softmax,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
     "nll_loss_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_forward": _nll_loss,

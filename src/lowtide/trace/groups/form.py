@@ -13,6 +13,7 @@ from lowtide.trace.groups.fusible import (
     is_view,
     owner,
     readers,
+    reduces_outermost,
     tensors_read,
     values_of,
     writes,
@@ -57,6 +58,8 @@ class _Former:
         self.forward = forward
         self.fusible = {node for node in nodes if is_fusible(node)}
         self.open: dict[fx.Node, Forming] = {}
+        self.reduced: set[fx.Node] = set()
+        """Sums over the first axis, and what is computed from them in their group."""
         self.done: list[Forming] = []
 
     def close(self, groups: Iterable[Forming], at: float) -> None:
@@ -73,8 +76,14 @@ class _Former:
             self.close(dict.fromkeys(self.open.values()), k - 0.5)
         read = dict.fromkeys(self.open[p] for p in map(owner, tensors_read(node)) if p in self.open)
         joined = [group for group in read if self._belongs(node, group.members[0])]
+        if self._spreads(node):
+            joined = []
         if node not in self.fusible or sum(len(group.members) for group in joined) >= _LARGEST:
             joined = []
+        if reduces_outermost(node) or any(
+            owner(t) in self.reduced and self.open.get(owner(t)) in joined for t in tensors_read(node)
+        ):
+            self.reduced.add(node)
         self.close([group for group in read if group not in joined], k - 0.5)
         if node in self.fusible:
             group = Forming(
@@ -84,6 +93,12 @@ class _Former:
             self.open.update(dict.fromkeys(group.members, group))
         late = [group for group in dict.fromkeys(self.open.values()) if group.last_reader <= k]
         self.close(late, k + 0.5)
+
+    def _spreads(self, node: fx.Node) -> bool:
+        """Whether an operator gives more values than a sum over the first axis that it reads."""
+        size = max((value.numel() for value in values_of(node)), default=0)
+        made = [t for t in tensors_read(node) if owner(t) in self.reduced and owner(t) in self.open]
+        return any(value.numel() < size for tensor in made for value in values_of(tensor))
 
     def _belongs(self, node: fx.Node, other: fx.Node) -> bool:
         """Whether two operators are of one phase, and of one device."""

@@ -18,6 +18,7 @@ __all__ = [
     "is_view",
     "owner",
     "readers",
+    "reduces_outermost",
     "size_of",
     "tensors_read",
     "values_of",
@@ -38,8 +39,9 @@ _OTHERS = frozenset(
         "index_select", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "arange", "tril",
         "triu", "where", "fill", "repeat", "flip", "scalar_tensor", "mse_loss", "mse_loss_backward",
         "hardtanh_backward", "log_sigmoid_forward", "log_sigmoid_backward", "new_zeros", "new_ones",
-        "new_full", "expand_copy", "masked_fill", "_unsafe_view", "elu_backward", "softplus_backward",
-        "leaky_relu_backward", "hardswish_backward", "hardsigmoid_backward", "glu", "glu_backward",
+        "new_full", "expand_copy", "stack", "masked_fill", "_unsafe_view", "elu_backward",
+        "softplus_backward", "leaky_relu_backward", "hardswish_backward", "hardsigmoid_backward",
+        "glu", "glu_backward",
     }
 )  # fmt: skip
 """Casts, concatenations, paddings, gathers, constants and pointwise operators without the tag."""
@@ -107,6 +109,20 @@ def is_reduction(node: fx.Node) -> bool:
     """Whether computing it again reads much more than it gives."""
     read = sum(size_of(source) for source in node.all_input_nodes)
     return read >= 4 * size_of(node)
+
+
+def reduces_outermost(node: fx.Node) -> bool:
+    """Whether an operator adds up over the first axis: no kernel can go on with its result."""
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket.__name__ not in _REDUCTIONS:
+        return False
+    source = node.args[0]
+    axes: Any = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(axes, list | tuple) or not axes:
+        return True
+    assert isinstance(source, fx.Node)
+    sizes = values_of(source)[0].shape
+    first = next((k for k, size in enumerate(sizes) if size > 1), 0)
+    return first in [axis % max(1, len(sizes)) for axis in axes]
 
 
 def _gathers(node: fx.Node) -> bool:

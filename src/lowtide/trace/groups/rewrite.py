@@ -12,10 +12,10 @@ import msgspec
 from torch import fx
 
 from lowtide.graph import Graph, Phase, Role
-from lowtide.trace.groups.decompose import ABOUT, decompose
+from lowtide.trace.groups.decompose import ABOUT
 from lowtide.trace.groups.form import Forming, form
 from lowtide.trace.groups.fusible import is_part, is_view, owner, tensors_read
-from lowtide.trace.groups.save import computed_again
+from lowtide.trace.groups.save import computed_again, light
 from lowtide.trace.step.builder import Builder
 from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import forward_nodes
@@ -24,8 +24,10 @@ __all__ = ["in_groups"]
 
 
 def in_groups(module: fx.GraphModule, num_outputs: int) -> fx.GraphModule:
-    """The same module, changed in place: operators that are fused are one call."""
-    decompose(module)
+    """The same module, changed in place: operators that are fused are one call.
+
+    Those that are better taken apart were taken apart before (``decompose``).
+    """
     nodes = list(module.graph.nodes)
     forward = forward_nodes(nodes, num_outputs)
     results: Any = nodes[-1].args[0]
@@ -33,7 +35,7 @@ def in_groups(module: fx.GraphModule, num_outputs: int) -> fx.GraphModule:
     groups = form(nodes, forward)
     again = computed_again(groups, forward, returned)
     chosen = [group for group in groups if len(group.members) > 1 or _reads_any(group, again, forward)]
-    _Rewriting(module, nodes, chosen, again, forward).rewrite()
+    _Rewriting(module, nodes, chosen, again, light(chosen, forward), forward).rewrite()
     module.graph.lint()
     module.recompile()
     assert len(module.graph.output_node().args[0]) == len(results)  # type: ignore[arg-type]
@@ -62,9 +64,11 @@ class _Rewriting:
         nodes: Sequence[fx.Node],
         groups: Sequence[Forming],
         again: set[fx.Node],
+        light: set[fx.Node],
         forward: set[fx.Node],
     ) -> None:
-        self.module, self.nodes, self.again, self.forward = module, nodes, again, forward
+        self.module, self.nodes, self.forward = module, nodes, forward
+        self.again, self.light = again, light
         self.groups = sorted(groups, key=lambda group: group.at)
         self.order = {node: k for k, node in enumerate(nodes)}
         self.parts: dict[fx.Node, fx.Node] = {}
@@ -123,8 +127,8 @@ class _Rewriting:
         return [member, *(user for user in member.users if is_part(user))]
 
     def _again(self, group: Forming, tensor: fx.Node) -> bool:
-        """Whether a group computes a tensor of forward again."""
-        return tensor in self.again and group.members[0] not in self.forward
+        """Whether a group computes a tensor of another one again."""
+        return group.members[0] not in self.forward and (tensor in self.again or tensor in self.light)
 
     def _body(self, shape: _Shape) -> tuple[fx.GraphModule, Graph]:
         """The operators of a group, in the order of the step."""

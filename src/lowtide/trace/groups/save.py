@@ -13,14 +13,25 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import fx
 
 from lowtide.trace.groups.form import Forming
-from lowtide.trace.groups.fusible import is_part, is_reduction, owner, readers, size_of, tensors_read
+from lowtide.trace.groups.fusible import (
+    is_part,
+    is_reduction,
+    owner,
+    readers,
+    reduces_outermost,
+    size_of,
+    tensors_read,
+    values_of,
+)
 from lowtide.trace.groups.min_cut import FlowNetwork
 
-__all__ = ["computed_again"]
+__all__ = ["computed_again", "light"]
 
 _ENDLESS = 1 << 60
 _WRITTEN = 2
 """What a byte counts that forward would not write to memory otherwise."""
+_SOURCES = 2
+"""Tensors of its own size that a light one is computed from at most."""
 _DEEPEST = 16
 """Operators in a row that are computed again at most: sums over all layers are no longer cheap."""
 
@@ -62,6 +73,35 @@ def computed_again(
             network.edge(ends_of(read)[1], ends_of(tensor)[0], _ENDLESS)
     behind = network.sink_side(source, sink)
     return {tensor for tensor in cheap if ends_of(tensor)[0] in behind}
+
+
+def light(groups: Sequence[Forming], forward: Collection[fx.Node]) -> set[fx.Node]:
+    """Tensors of backward that another group of it computes again as cheaply as it would read them.
+
+    Pointwise, from no more than two tensors of their size that lie in memory whatever is chosen, and beside a
+    sum over the first axis: that ends a group, and the next one goes on from the same tensors.
+    """
+    inside = {member: group for group in groups for member in group.members}
+    sources: dict[fx.Node, frozenset[fx.Node]] = {}
+    for group in sorted(groups, key=lambda group: group.at):
+        if group.members[0] in forward or not any(map(reduces_outermost, group.members)):
+            continue
+        for member in group.members:
+            if is_reduction(member) or len(values_of(member)) != 1 or member.meta.get("val") is None:
+                continue
+            found: set[fx.Node] = set()
+            for tensor in tensors_read(member):
+                if tensor in sources and inside[tensor] is group:
+                    found |= sources[tensor]
+                elif tensor in sources or inside.get(owner(tensor)) is group:
+                    break
+                else:
+                    found.add(tensor)
+            else:
+                large = [tensor for tensor in found if 2 * size_of(tensor) >= size_of(member)]
+                if len(large) <= _SOURCES:
+                    sources[member] = frozenset(found)
+    return set(sources)
 
 
 def _cheap(
