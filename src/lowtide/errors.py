@@ -61,16 +61,16 @@ class ConvertError(LowtideError):
 
 
 class CaptureError(LowtideError):
-    """A PyTorch step that cannot be turned into a graph; names the user's line and the way out."""
-
-
-class GraphBreakError(CaptureError):
-    """A PyTorch step that cannot be turned into one graph, though its parts may be.
+    """A PyTorch step that cannot be turned into a graph; names the user's line and the way out.
 
     ``line`` is the line of the user's, as ``file:line``, that torch could not trace, where it is known.
     """
 
     line = ""
+
+
+class GraphBreakError(CaptureError):
+    """A PyTorch step that cannot be turned into one graph, though its parts may be."""
 
 
 class PlanError(LowtideError):

@@ -1,8 +1,8 @@
 """Every private name of torch that Lowtide uses, under a public name.
 
-Torch may change these names in any release: they stand in this module alone, which
-``tests/test_architecture.py`` holds the others to. Each name, or each group, says in which versions of torch
-it was seen. What differs between versions is handled here too.
+Torch may change these names in any release: they stand in this module alone, and those by which Dynamo
+translates Python in ``dynamo_internals.py``; ``tests/test_architecture.py`` holds the others to it. Each
+name, or group, says in which versions of torch it was seen, and handles what differs between them.
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
 Dynamo, AOTAutograd and Inductor take seconds to import: their names are looked up when they are first used.
 """
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         TorchDynamoException,
         TorchRuntimeError,
     )
-    from torch._dynamo.variables import ConstantVariable, SkipFunctionVariable
+    from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SkipFunctionVariable
     from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, StringFormatVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_partition
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GRADIENT_FUNCTIONS",
     "BackendCompilerFailed",
+    "BuiltinVariable",
     "ConstantVariable",
     "DebuggingVariable",
     "DisableTorchFunctionSubclass",
@@ -87,17 +88,13 @@ __all__ = [
     "autocast_disabled",
     "backward_keeps_graph",
     "boxed",
-    "compile_context",
-    "current_translator",
     "dynamo_config",
     "empty_host_cache",
     "expressions",
     "forget_kernels",
     "free_weak_storage",
-    "function_handlers",
     "functorch_config",
     "inductor_config",
-    "inner_backend",
     "inside_double_backward",
     "is_excluded",
     "is_view",
@@ -143,11 +140,12 @@ _LATER = {
     "TorchRuntimeError": "torch._dynamo.exc:TorchRuntimeError",
     # Stands for a tensor in Dynamo; some of its methods take an operator apart. Seen in 2.11, 2.13, 2.14.
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
-    # Stand in Dynamo for print and warn, a logger, a text, a constant, a skipped function: 2.11, 2.13.
+    # Stand in Dynamo for print and warn, a logger, a text, constants, builtins, skipped ones: 2.11, 2.13.
     "DebuggingVariable": "torch._dynamo.variables.misc:DebuggingVariable",
     "LoggingLoggerVariable": "torch._dynamo.variables.misc:LoggingLoggerVariable",
     "StringFormatVariable": "torch._dynamo.variables.misc:StringFormatVariable",
     "ConstantVariable": "torch._dynamo.variables:ConstantVariable",
+    "BuiltinVariable": "torch._dynamo.variables:BuiltinVariable",
     "SkipFunctionVariable": "torch._dynamo.variables:SkipFunctionVariable",
     # Bounds of a size; torch's own partitioner, a baseline for plans. Seen in 2.11, 2.13.
     "ValueRanges": "torch.utils._sympy.value_ranges:ValueRanges",
@@ -162,13 +160,6 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found = pkgutil.resolve_name(_LATER[name])
         return found
-
-
-def current_translator() -> Any:
-    """What Dynamo translates the code of a frame with now. Seen in 2.10, 2.11, 2.13, 2.14."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    return InstructionTranslator.current_tx()
 
 
 _PARTS = {
@@ -189,27 +180,6 @@ def set_part_of_compiler(name: str, function: Callable[..., Any]) -> None:
     """Have torch's compiler call this instead."""
     module, attribute = _PARTS[name]
     setattr(import_module(module), attribute, function)
-
-
-def compile_context() -> Any:
-    """What ``torch.compile`` wraps a function in: a class with hooks for each call. Seen in 2.11, 2.13."""
-    from torch._dynamo import eval_frame
-
-    return eval_frame.OptimizeContext
-
-
-def function_handlers() -> dict[Any, Any]:
-    """What Dynamo does with functions that it knows; not a copy. Seen in 2.11, 2.13, 2.14."""
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-    handlers: dict[Any, Any] = getattr(TorchInGraphFunctionVariable, "_get_handlers", dict)()
-    return handlers
-
-
-def inner_backend(backend: Any) -> Any:
-    """The backend that one of torch's own stands in front of, or None. Seen in 2.11, 2.13, 2.14."""
-    names = ("compiler_fn", "_torchdynamo_orig_backend", "__wrapped__")
-    return next((getattr(backend, name) for name in names if hasattr(backend, name)), None)
 
 
 def boxed(function: Function) -> Function:

@@ -21,9 +21,11 @@ from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_buck
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
-from lowtide.torch_internals import tree_leaves
+from lowtide.torch_internals import TorchDynamoException, storage_id, tree_leaves
+from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.eager.is_compiling import Answers, asked_by
+from lowtide.trace.refusal import translated
 
 __all__ = ["Fitted", "fit", "fitted"]
 
@@ -50,7 +52,8 @@ class Fitted:
         self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
-
+        self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), {}
+        """Those of the call that runs, of a step in several graphs."""
         self._answers = Answers()
         self._compiled = self._whole()
 
@@ -62,13 +65,44 @@ class Fitted:
                 module, inputs, self._request, self._seen, rehearsal=self._rehearsal, plans=self._plans
             )
 
-        ours = self._answers.given_to(lowtides(backend))
+        self._branches = Branches()
+        ours = self._branches.given_to(self._answers.given_to(lowtides(backend)))
         return torch.compile(fresh(self.function), backend=ours, fullgraph=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
         bring_back()  # of a step whose backward is still to come
-        return self._compiled(*args, **kwargs)
+        if self._subgraphs is not None:
+            return self._in_parts(args, kwargs)
+        try:
+            return self._compiled(*args, **kwargs)
+        except TorchDynamoException as error:
+            if not self._branches.met:
+                raise
+            broken = translated(error)
+        if not isinstance(broken, GraphBreakError):
+            self.function(*args, **kwargs)  # the way that it goes now ends in an error of the user's: this
+            raise broken
+        if self._fullgraph:
+            raise self._branches.told(broken)
+        self._rehearse_subgraphs(broken, args, kwargs, verify=False)
+        return self._in_parts(args, kwargs)
+
+    def _in_parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The same for a step in several graphs."""
+        self._arguments = args, kwargs
+        try:
+            return self._compiled(*args, **kwargs)
+        finally:
+            self._arguments = (), {}
+
+    def _is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is an argument of the call that runs, or a buffer, or on the memory of one."""
+        args, kwargs = self._arguments
+        modules = modules_in(self.function, *args, *kwargs.values())
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        given = [one for one in (*tree_leaves((args, kwargs)), *buffers) if isinstance(one, torch.Tensor)]
+        return any(one.layout is torch.strided and storage_id(one) == storage_id(tensor) for one in given)
 
     def __reduce__(self) -> NoReturn:
         raise RunError(
@@ -84,7 +118,7 @@ class Fitted:
             self._rehearse_whole(example, keywords)
         except GraphBreakError as error:
             if self._fullgraph:
-                raise
+                raise self._branches.told(error) from error
             self._rehearsal.now = False
             self._rehearse_subgraphs(error, example, keywords, verify=verify)
         finally:
@@ -98,7 +132,8 @@ class Fitted:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_planned(module, inputs, self._request, subgraphs=subgraphs)
 
-        ours = self._answers.given_to(lowtides(backend))
+        self._branches = Branches(self._is_given)
+        ours = self._branches.given_to(self._answers.given_to(lowtides(backend)))
         self._compiled = torch.compile(fresh(self.function), backend=ours)
         return subgraphs
 
@@ -110,7 +145,7 @@ class Fitted:
                 with contextlib.suppress(Rehearsed), in_the_users_terms():
                     self._compiled(*example, **keywords)
             except CaptureError as error:  # noqa: PERF203
-                file = asked_by(error.line, self._answers) if isinstance(error, GraphBreakError) else ""
+                file = asked_by(error.line, self._answers)
                 if file and left > 1:
                     self._answers = replace(self._answers, files={*self._answers.files, file})
                 elif self._answers.asked and not self._answers.everybody and left:
@@ -141,7 +176,7 @@ class Fitted:
         batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
 
         def run() -> Any:
-            return self._compiled(*example, **keywords)
+            return self._in_parts(example, keywords)
 
         try:
             with in_the_users_terms():
@@ -188,7 +223,8 @@ class Fitted:
 
     def explain(self) -> str:
         """What is kept, recomputed and offloaded; of a step in several graphs also where and why they end."""
-        return self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
+        told = self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
+        return "\n".join([told, *self._branches.explain()])
 
     def _seen(self, plan: Plan) -> None:
         self._plan = plan
@@ -231,9 +267,10 @@ def fit(
     the device: the loss, every gradient and updated buffer, bit for bit or, in tiles, up to rounding. A
     RunError names what differs.
 
-    A step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python
-    runs between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is
-    refused with the line that breaks the graph.
+    A branch on values of the arguments goes the way that eager goes; each way is planned when it comes. A
+    step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python runs
+    between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is refused
+    with the line that breaks the graph.
 
     ``kernels`` is ``"eager"``: each operator runs the kernel of eager PyTorch, and results are the same bit
     for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few

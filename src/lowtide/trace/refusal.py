@@ -93,9 +93,11 @@ def translated(error: Exception) -> CaptureError:
     if isinstance(inner, TorchRuntimeError):
         found = re.search(r"got \w+\((['\"])(.*)\1\)", text)
         problem = (found.group(2) if found else text.partition("\n")[0]).rstrip(".")
-        return CaptureError(
+        failed = CaptureError(
             f"{where}: the step fails on these inputs: {problem}. Does it run without capture?"
         )
+        failed.line = where
+        return failed
     if text.lstrip().startswith(_RAISED):
         return CaptureError(_sentence(where, text))
     broken = GraphBreakError(_sentence(where, text))

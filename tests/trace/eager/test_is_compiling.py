@@ -25,7 +25,7 @@ class Checking(Asking):
     """Looks at values where it is not compiled, and says the same."""
 
     def forward(self, x):
-        if not self.question() and bool((x == 0).all()):
+        if not self.question() and (x == 0).sum().item() > 1000:
             return x
         return self.layer(x)
 
@@ -41,7 +41,10 @@ def library():
     return is_compiling()
 
 
-QUESTIONS = [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, library]
+QUESTIONS = [
+    *(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting),
+    library,
+]
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -62,6 +65,26 @@ def test_what_breaks_so_is_captured_as_compilers_do():
     assert len(step.plans) == 1
     assert "break" not in step.explain()
     assert torch.equal(step(model, x), loss_of(model, x))
+
+
+def test_where_torch_cannot_run_an_operator_on_shapes_that_file_alone_is_told():
+    @torch.library.custom_op("lowtide_tests::halved", mutates_args=())
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @halved.register_fake
+    def _(x):
+        raise RuntimeError("no shapes are known")
+
+    class Failing(Asking):
+        def forward(self, x):
+            y = self.layer(x)
+            return y / 2 if self.question() else halved(y)
+
+    model, x = Failing(torch.compiler.is_compiling), torch.randn(16, 8)
+    step = lowtide.fit(loss_of, model, x, budget="100%", time_limit=0.3, fullgraph=True)
+    assert step._answers.files == {__file__}
+    assert not step._answers.everybody
 
 
 def test_a_capture_is_told_the_truth():

@@ -51,29 +51,39 @@ class OtherShapes:
     """Plans for other shapes of a function, the nearest first."""
 
     plans: tuple[Plan, ...] = ()
-    settled: bool = False
-    """Whether the first of them is for the same bucket of sizes."""
+    near: int = 0
+    """So many of them, the first ones, are for the same bucket of sizes."""
+    planned: bool = False
+    """Whether the function was planned before, for whatever shapes."""
 
     def of(self, graph: Graph) -> list[Plan]:
         """Those whose Programs are Programs of this step."""
         found = (plan for plan in self.plans if alike(plan.graph, graph))
         return list(islice(found, _NEAREST))
 
+    def settled(self, graph: Graph) -> bool:
+        """Whether the first of those is for the same bucket of sizes."""
+        return any(alike(plan.graph, graph) for plan in self.plans[: self.near])
+
 
 NO_OTHERS = OtherShapes()
 
 
 class ShapePlans:
-    """The plans for shapes of one function, without tiles and with all leaves on the device."""
+    """The plans for shapes of one function, without tiles and with all leaves on the device.
+
+    The function may run other operators for the same shapes, where it branches on values.
+    """
 
     def __init__(self, bucket: Bucket = None) -> None:
         self._bucket = bucket
-        self._made: dict[tuple[int, ...], Plan] = {}
+        self._made: dict[tuple[tuple[int, ...], tuple[str, ...]], Plan] = {}
+        """By sizes, and by what operators there are."""
 
     def add(self, arguments: Sequence[Any], plan: Plan) -> None:
         """Keep a plan for the shapes of these arguments."""
         if plan.seconds and not plan.offload:
-            self._made[_sizes(arguments)] = plan
+            self._made[_sizes(arguments), tuple(op.kind for op in plan.graph.ops)] = plan
             while len(self._made) > _KEPT:
                 del self._made[next(iter(self._made))]
 
@@ -85,9 +95,10 @@ class ShapePlans:
         def nearness(other: tuple[int, ...]) -> tuple[bool, float]:
             return self._rounded(other) != here, _distance(sizes, other)
 
-        known = sorted((one for one in self._made if len(one) == len(sizes)), key=nearness)
-        settled = bool(known) and self._rounded(known[0]) == here
-        return OtherShapes(tuple(self._made[one] for one in known), settled)
+        known = [one for one in self._made if len(one[0]) == len(sizes)]
+        known.sort(key=lambda one: nearness(one[0]))
+        near = sum(self._rounded(one[0]) == here for one in known)
+        return OtherShapes(tuple(self._made[one] for one in known), near, planned=bool(self._made))
 
     def _rounded(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(_ends(size, self._bucket) for size in sizes)

@@ -89,9 +89,7 @@ def plan_joint(
     if relatives and costs.origin == "measured":
         known = scaled(relatives[0], with_state(graph, state))
         costs = replace(costs, seconds=known.seconds, short=known.short, origin=known.origin)
-    if request.budget.share is not None and all(op.phase is Phase.FORWARD for op in graph.ops):
-        # a share is one of a training step; evaluation keeps nothing for backward as it is
-        request = replace(request, budget=Budget(share=1.0))
+    request = _of_training(request, graph)
     graph = with_state(graph, state)
     free = room.free_bytes() if request.budget.auto else None
     link = link_of(device) if "offload" in request.methods else None
@@ -109,7 +107,7 @@ def plan_joint(
 
     if plan is None and relatives:
         place = DeviceRoom(outside, free, link, pinned)
-        plan = _quick(graph, costs, request, place, able, relatives, settled=others.settled)
+        plan = _quick(graph, costs, request, place, able, relatives, settled=others.settled(graph))
         plan = plan if plan is None or fits_host(graph, plan.program) else None
         if plan is not None and not plan.interrupted:
             kept.store(plan)
@@ -123,6 +121,13 @@ def plan_joint(
             kept.store(plan)
     refuse_too_much(graph, plan.program)
     return plan
+
+
+def _of_training(request: PlanRequest, graph: Graph) -> PlanRequest:
+    """A share is one of a training step; evaluation keeps nothing for backward as it is."""
+    forward_only = all(op.phase is Phase.FORWARD for op in graph.ops)
+    evaluates = request.budget.share is not None and forward_only
+    return replace(request, budget=Budget(share=1.0)) if evaluates else request
 
 
 def _quick(
@@ -223,18 +228,20 @@ def measured_by(
 ) -> Program | None:
     """The Program to measure a step with; where it has run with other shapes, one inside the budget.
 
-    The user trains then, and no new shape may take more than is allowed. None where none is known to fit.
+    The user trains then, and no new shape may take more than is allowed, nor another way through branches.
+    None where none is known to fit.
     """
     graph, targets = with_state(joint.graph, state), [call.target for call in joint.calls]
     kind, plans = device_of(joint.graph), others.of(graph)
-    if not plans:
+    if not others.planned:
         return measurable(joint.graph, targets, kind, room)
+    request = _of_training(request, joint.graph)
     outside, able = room.outside_bytes(), able_in_place(joint)
     free = room.free_bytes() if request.budget.auto else None
     found = program_of(plans, graph, request, DeviceRoom(outside, free), able)
     if found is not None:
         return found
-    plain = plain_peak(graph, scaled(plans[0], graph), able) + outside
+    plain = plain_peak(graph, scaled(plans[0], graph) if plans else Costs(()), able) + outside
     return measurable(joint.graph, targets, kind, room, request.budget.resolve(plain, free))
 
 

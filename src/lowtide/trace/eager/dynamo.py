@@ -5,6 +5,8 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It ends a graph where Python asks whether a tensor is true. Here it goes on where that is known before the
+  step runs (``trace/branches``).
 - It tells libraries that they are compiled, which then take other ways than in eager. Here they take those of
   eager (``is_compiling.py``).
 - It runs what it cannot trace without a word. Here the user is told where nothing was captured
@@ -21,16 +23,14 @@ from typing import Any
 
 import torch
 
-from lowtide.torch_internals import (
-    TensorVariable,
+from lowtide.dynamo_internals import (
     compile_context,
     current_translator,
-    dynamo_config,
     function_handlers,
     inner_backend,
-    part_of_compiler,
-    set_part_of_compiler,
 )
+from lowtide.torch_internals import TensorVariable, dynamo_config, part_of_compiler, set_part_of_compiler
+from lowtide.trace.branches.branches import follow_branches
 from lowtide.trace.eager.is_compiling import as_in_eager
 from lowtide.trace.eager.logs import SPEAKING, changes
 from lowtide.trace.eager.nothing_ran import warned_once
@@ -71,6 +71,7 @@ def adapt_dynamo() -> None:
         if handler is not None and not hasattr(handler, _MARK):
             handlers[function] = lowtides(_unless_ours(handler))
     as_in_eager(handlers, _found, _MARK)
+    follow_branches(_found, _MARK)
     context = compile_context()
     if not hasattr(context.__init__, _MARK):
         context.__init__ = lowtides(warned_once(context.__init__, _ours))
