@@ -99,6 +99,7 @@ __all__ = [
     "is_excluded",
     "is_view",
     "last_sequence_number",
+    "meta_of_grouped_product",
     "min_cut_partition",
     "overload_name",
     "part_of_compiler",
@@ -107,6 +108,7 @@ __all__ = [
     "running_sequence_number",
     "saved_tensors_are_hooked",
     "schema_of",
+    "set_meta_of_grouped_product",
     "set_part_of_compiler",
     "sparse_entries",
     "start_memory_recorder",
@@ -226,6 +228,19 @@ def forget_kernels(operator: Any) -> None:
 def is_excluded(key: DispatchKey) -> bool:
     """Whether kernels of this key are passed over in this thread. Seen in 2.11, 2.13, 2.14."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+
+
+def meta_of_grouped_product() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """What checks a product of groups without values, and what gives its result. Seen in 2.11, 2.13."""
+    meta: Any = import_module("torch._meta_registrations")
+    names = ("_meta_grouped_mm_common", "_create_grouped_mm_output_tensor")
+    check, result = (getattr(meta, name, None) for name in names)
+    return None if check is None or result is None else (check, result)
+
+
+def set_meta_of_grouped_product(check: Callable[..., Any]) -> None:
+    """Have products of groups without values checked by this."""
+    setattr(import_module("torch._meta_registrations"), "_meta_grouped_mm_common", check)  # noqa: B010
 
 
 def expressions(number: Any) -> set[Any]:

@@ -20,6 +20,7 @@ SMALL = {
 MODELS = {
     "Llama": ("LlamaForCausalLM", {"use_cache": False}),
     "Bert": ("BertForMaskedLM", {}),
+    "Mixtral": ("MixtralForCausalLM", {"use_cache": False, "num_local_experts": 2}),
 }
 
 

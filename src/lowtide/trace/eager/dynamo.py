@@ -32,6 +32,7 @@ from lowtide.dynamo_internals import (
 from lowtide.torch_internals import TensorVariable, dynamo_config, part_of_compiler, set_part_of_compiler
 from lowtide.trace.branches.branches import follow_branches
 from lowtide.trace.eager.is_compiling import as_in_eager
+from lowtide.trace.eager.layouts import grouped_products
 from lowtide.trace.eager.logs import SPEAKING, changes
 from lowtide.trace.eager.nothing_ran import warned_once
 
@@ -109,7 +110,7 @@ def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
         given = kwargs.get("compiler_fn", args[_COMPILER] if len(args) > _COMPILER else None)
         if not _ours(given):
             return compile_frame(*args, **kwargs)
-        with dynamo_config.patch(_SETTINGS):
+        with dynamo_config.patch(_SETTINGS), grouped_products():
             return compile_frame(*args, **kwargs)
 
     return compiled

@@ -11,9 +11,11 @@ by operator and arguments, and the step is captured again with fake tensors that
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,12 +24,21 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowtide.errors import CaptureError
-from lowtide.torch_internals import FakeTensorMode, schema_of, storage_id, tree_leaves, tree_map_only
+from lowtide.torch_internals import (
+    FakeTensorMode,
+    meta_of_grouped_product,
+    schema_of,
+    set_meta_of_grouped_product,
+    storage_id,
+    tree_leaves,
+    tree_map_only,
+)
 
 __all__ = [
     "Layout",
     "Layouts",
     "fake_arguments",
+    "grouped_products",
     "is_functional_of",
     "layouts",
     "layouts_of",
@@ -189,7 +200,8 @@ class _Corrected:
         assert mode is not None
         self._inside += 1
         try:
-            result: Any = self._said(mode, func, types, args, kwargs or {})
+            with grouped_products():
+                result: Any = self._said(mode, func, types, args, kwargs or {})
             if self._inside > 1:
                 return result
             runs = self.layouts.in_place
@@ -204,6 +216,41 @@ class _Corrected:
                 return self.layouts.corrected(runs, args, kwargs or {}, result)
         finally:
             self._inside -= 1
+
+
+_INSIDE = threading.local()
+
+
+@contextmanager
+def grouped_products() -> Iterator[None]:
+    """Inside, a product of groups (``grouped_mm``) is traced for each type that its kernels take.
+
+    Fake tensors know it in bfloat16 alone: mixtures of experts in float32 could not be captured.
+    """
+    _adapt_products()
+    before, _INSIDE.now = getattr(_INSIDE, "now", False), True
+    try:
+        yield
+    finally:
+        _INSIDE.now = before
+
+
+@functools.cache
+def _adapt_products() -> None:
+    known = meta_of_grouped_product()
+    if known is not None:
+        set_meta_of_grouped_product(_of_any_type(*known))
+
+
+def _of_any_type(check: Callable[..., Any], result: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        plain = not args and not any(kwargs.get(name) is not None for name in ("scale_a", "scale_b", "bias"))
+        known = a.dtype is torch.bfloat16 or a.dtype is not b.dtype or not a.is_floating_point()
+        if known or not plain or not getattr(_INSIDE, "now", False):
+            return check(a, b, *args, **kwargs)
+        return result(a, b, kwargs.get("offs"), kwargs.get("out_dtype"))
+
+    return checked
 
 
 def is_functional_of(target: Any, in_place: Any) -> bool:
