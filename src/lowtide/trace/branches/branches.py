@@ -36,7 +36,7 @@ _ASKING = (
 )
 """Instructions that ask whether a value is true, in all versions of Python."""
 _ASSERTING = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
-"""What comes behind the condition of an assert, of which Dynamo makes an operator."""
+"""What comes behind the condition of an assert."""
 
 Found = Callable[[Any], Any]
 """Gives the backend of ours that a backend is or stands in front of, or None."""
@@ -153,7 +153,7 @@ def _answered(translate: Callable[..., Any], found: Found) -> Callable[..., Any]
 
     def translated(self: Any, instruction: Any) -> Any:
         branches = _branches(self, found)
-        if branches is None or self.next_instruction.opname in _ASSERTING:
+        if branches is None or _is_assert(self):
             return translate(self, instruction)
         value = self.stack[-1].realize()
         way = branches.way(self, value) if isinstance(value, TensorVariable) else None
@@ -166,6 +166,14 @@ def _answered(translate: Callable[..., Any], found: Found) -> Callable[..., Any]
         return done
 
     return translated
+
+
+def _is_assert(tx: Any) -> bool:
+    """Whether a condition is that of an assert with a constant message: Dynamo makes an operator of it."""
+    behind = tx.instructions[tx.instruction_pointer : tx.instruction_pointer + 4]
+    first, *then = [one.opname for one in behind if one.opname != "NOT_TAKEN"] or [""]
+    called = then[:1] == ["LOAD_CONST"] and then[1:2] in (["PRECALL"], ["CALL"])
+    return first in _ASSERTING and (called or then[:1] == ["RAISE_VARARGS"])
 
 
 def _bool(method: Callable[..., Any], found: Found) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from lowtide.dynamo_internals import sources_of_sizes, value_at
 from lowtide.torch_internals import (
+    HigherOrderOperator,
     TorchDispatchMode,
     schema_of,
     storage_id,
@@ -128,9 +129,13 @@ def condition_of(node: fx.Node, output: Any) -> Condition:
         if value.layout is not torch.strided:
             raise NotKnown("a tensor on the way to it is sparse")
         storages.add(storage_id(value))
-    for value in (value for one in node.graph.nodes for value in _traced(one)):
-        if value.layout is torch.strided and version_of(value) and storage_id(value) in storages:
-            raise NotKnown("it is changed in place before the branch")
+    for one in node.graph.nodes:
+        function = isinstance(one.target, HigherOrderOperator)  # may change what it takes, and not say so
+        shown = one.all_input_nodes if function else [one]
+        for value in (value for each in shown for value in _traced(each)):
+            changed = value.layout is torch.strided and (function or version_of(value) > 0)
+            if changed and storage_id(value) in storages:
+                raise NotKnown("it is changed in place before the branch")
     return _Copy(output).of(needed, node)
 
 
