@@ -169,11 +169,16 @@ _PARTS = {
     "frame": ("torch._dynamo.convert_frame", "_compile"),
     # What AOTAutograd compiles with once it has traced. Seen in 2.10, 2.11, 2.13.
     "traced": ("torch._functorch.aot_autograd", "aot_stage2_compile"),
+    # How AOTAutograd takes the gradient of a result to lie. Seen in 2.11, 2.13.
+    "incoming": (
+        "torch._functorch._aot_autograd.collect_metadata_analysis",
+        "coerce_tangent_and_suggest_memory_format",
+    ),
 }
 
 
 def part_of_compiler(name: str) -> Callable[..., Any] | None:
-    """A function of torch's compiler: ``frame`` or ``traced``. None where this version has none."""
+    """A function of torch's compiler, by its name above. None where this version has none."""
     module, attribute = _PARTS[name]
     return getattr(import_module(module), attribute, None)
 
@@ -323,10 +328,7 @@ def backward_keeps_graph() -> bool:
 
 
 def inside_double_backward() -> bool:
-    """Whether a function runs by which AOTAutograd prepares a backward of a backward.
-
-    It is known by its first names alone. Those were seen in 2.11, 2.13, 2.14.
-    """
+    """Whether AOTAutograd prepares a backward of a backward, by the first names: 2.11, 2.13, 2.14."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -350,10 +352,7 @@ def empty_host_cache() -> None:
 
 
 def pause_device(cycles: int) -> None:
-    """Have a CUDA device do nothing for so many cycles. Seen in 2.11, 2.13, 2.14.
-
-    Where torch has no such kernel, there is no pause: short operators look as long as they take to issue.
-    """
+    """Have a CUDA device do nothing for so many cycles, if torch can do that. Seen in 2.11, 2.13, 2.14."""
     pause = getattr(torch.cuda, "_sleep", None)
     if pause is not None:
         pause(cycles)

@@ -11,11 +11,12 @@ import torch
 from torch import compiler, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lowtide.execute.breaks.boundary import Crossing
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import untouched
 from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
-from lowtide.torch_internals import storage_id
+from lowtide.torch_internals import storage_id, tree_leaves
 
 __all__ = ["ForwardRecord", "RecordedCall", "has_storage"]
 
@@ -46,6 +47,8 @@ class ForwardRecord:
 
     def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor] = ()) -> None:
         self.calls: list[RecordedCall] = []
+        self.crossings: list[Crossing] = []
+        """The ways of gradients into these calls and out of them."""
         self.python_bytes = 0
         """What is saved for backward by code that torch did not capture."""
         tensors = [tensor for module in modules for tensor in module.state_dict(keep_vars=True).values()]
@@ -64,7 +67,8 @@ class ForwardRecord:
         self._saved: dict[int, tuple[torch.Tensor, int]] = {}
         """What autograd has saved meanwhile outside of graphs, by its storage, with its bytes."""
         self._buffers = [tensor for module in modules for tensor in module.buffers()]
-        self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        leaves = [*(p for module in modules for p in module.parameters()), *batch]
+        self._trained = [leaf for leaf in leaves if leaf.requires_grad]
         self.listening = False
         """Whether calls are noted."""
         self.leaf_bytes = 0
@@ -79,6 +83,15 @@ class ForwardRecord:
                 yield
         finally:
             self.listening = False
+
+    def backward(self, results: Any) -> list[torch.Tensor]:
+        """Backward of what a step gives, which leaves no gradients; says what it begins with."""
+        self.listening = False
+        outputs = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if outputs and self._trained:
+            ones = [torch.ones_like(one) for one in outputs]
+            torch.autograd.grad(outputs, self._trained, ones, allow_unused=True)
+        return outputs
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
@@ -109,6 +122,8 @@ class ForwardRecord:
         """Hold nothing of the step any more."""
         for call in self.calls:
             call.alive.clear()
+        for crossing in self.crossings:
+            crossing.clear()
         self._saved.clear()
         self._before.clear()
 
@@ -138,16 +153,20 @@ class ForwardRecord:
         one = RecordedCall(graph, Room(arguments).allocated_bytes(), given, leaves, trained, saved=saved)
         one.alive += tensors
         self.calls.append(one)
+        crossing = Crossing.of(graph, arguments)
+        self.crossings.append(crossing)
 
         def told(results: Any) -> None:
             found = [r for r in results if has_storage(r)] if isinstance(results, tuple | list) else []
             one.results = {storage_id(r): _size(r) for r in found}
             one.alive += found
+            crossing.watch(results if found else ())
 
         try:
             yield told
         except BaseException:
             self.calls.remove(one)
+            self.crossings.remove(crossing)
             raise
         finally:
             self._inside = False

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
+from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
@@ -26,7 +28,9 @@ from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.step.boundary import Arriving, Boundary
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Subgraph", "Together"]
@@ -96,6 +100,9 @@ class Subgraph(Planned):
         """Those of the rehearsal, until it ends."""
         self._modes = _Modes()
         """Those in which the user's code has called it."""
+        self.boundary: Boundary = Boundary()
+        self._several: frozenset[int] = frozenset()
+        """Inputs whose gradient is a sum over several uses."""
         self._again: Callable[[PlanRequest], Plan] | None = None
         self._known: list[Plan] = []
         """Plans that were made, until the rehearsal ends."""
@@ -117,6 +124,44 @@ class Subgraph(Planned):
             results = self._ready(*arguments)
             told(results)
         return results
+
+    def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
+        """The graph for the shapes of these arguments, run by a Program."""
+        made: list[Interpreter] = []
+
+        def seen(interpreter: Interpreter) -> None:
+            made.append(interpreter)
+            watch(interpreter)
+
+        function = super().compiled(arguments, program, seen)
+        if self._aot is not None:
+            self._several = self._aot.several
+        return with_uses_apart(function, made[-1]) if made else function
+
+    def cross(self, used_behind: Collection[int] | None, strides: Mapping[int, tuple[int, ...]]) -> bool:
+        """Have gradients pass as they do in eager; whether the graph is to be made again for that.
+
+        Others use these inputs too, behind a call of the graph (None: as before); the gradients of its
+        results arrive in these strides.
+        """
+        joint = self.joint
+        if joint is None or len(joint.inputs) != len(self.leaves):
+            return False
+        apart, arriving = self.boundary.apart, dict(self.boundary.arriving)
+        if used_behind is not None:
+            owner = joint.graph.storages()
+            kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
+            free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
+            apart = self._several.intersection(used_behind, free)
+        for place, (result, tensor) in enumerate(zip(joint.tangents_of, joint.tangents, strict=False)):
+            found, known = strides.get(-1 if result is None else result), joint.values[tensor]
+            if found is not None and found != known.stride() and is_dense(known.shape, found):
+                arriving[place] = Arriving(tuple(known.shape), found)
+        boundary = Boundary(apart, arriving, len(joint.tangents))
+        if (apart, arriving) == (self.boundary.apart, self.boundary.arriving):
+            return False
+        self.boundary, self._ready, self._aot = boundary, None, None
+        return True
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
+from lowtide.execute.breaks.boundary import arrived, used_behind
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.split import split_at
 from lowtide.execute.breaks.subgraph import Subgraph, Together
@@ -23,7 +24,6 @@ from lowtide.execute.memory.device import Room
 from lowtide.plan.make.share_budget import GraphCall, GraphPlan, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
-from lowtide.torch_internals import tree_leaves
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.refusal import why_broken
 from lowtide.trace.step.joint import Leaf
@@ -33,6 +33,9 @@ __all__ = ["Subgraphs"]
 
 _ROUNDS = 4
 """Graphs are planned so many times at most, each time with less, until a step stays inside the budget."""
+
+_CROSSINGS = 4
+"""A step is rehearsed so many times at most, until gradients pass from graph to graph as in eager."""
 
 _SHAPES = 8
 """A graph is captured for so many shapes; with others, which then come from data, it runs as it is."""
@@ -61,15 +64,17 @@ class Subgraphs:
         *,
         verify: bool,
     ) -> None:
-        """Run the step's forward once, plan its graphs together, and measure a step by these plans.
+        """Run the step, plan its graphs together, and measure a step by these plans.
 
         Where it takes more than the budget, as code between graphs may, they are planned again with less.
         Nothing of it leaves a trace.
         """
-        record = self.together.record = ForwardRecord(modules, batch)
         try:
-            with record.forward():
-                run()
+            for left in reversed(range(_CROSSINGS)):
+                record = self.together.record = ForwardRecord(modules, batch)
+                if not self._crossed(run, record, again=left + 1 < _CROSSINGS) or not left:
+                    break
+                record.clear()
             if record.calls:
                 self._plan_and_measure(run, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
@@ -81,6 +86,20 @@ class Subgraphs:
             record.clear()
             for one in self.made:
                 one.let_go()
+
+    def _crossed(self, run: Callable[[], Any], record: ForwardRecord, *, again: bool) -> bool:
+        """Whether graphs are to be made again, so that gradients pass from one to the next as in eager.
+
+        ``again``: what others use too is known, as this is not the first rehearsal.
+        """
+        with record.forward():
+            outputs = record.backward(run())
+        used = {} if again else used_behind(record.crossings, outputs)
+        strides = arrived(record.crossings)
+        changed = False
+        for one in dict.fromkeys(call.graph for call in record.calls):
+            changed |= one.cross(used.get(one), strides.get(one, {}))
+        return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
         problem = _Problem(record)
@@ -143,6 +162,8 @@ class Subgraphs:
             self.leave("a graph whose shapes come from data runs as it is, after as many as are planned")
             return static
         made = Subgraph(static, leaves, layouts, self.together)
+        known = (one.boundary for one in self.made if one.leaves == made.leaves)
+        made.boundary = next(known, made.boundary)  # of other shapes
         self.made.append(made)
         self.together.count += 1
 
@@ -241,10 +262,7 @@ def _measured(run: Callable[[], Any], record: ForwardRecord) -> int:
     """What one step takes, with parameters, buffers and the batch; it leaves no trace."""
 
     def step() -> None:
-        results = [t for t in tree_leaves(run()) if isinstance(t, torch.Tensor) and t.requires_grad]
-        if results and record.parameters:
-            ones = [torch.ones_like(one) for one in results]
-            torch.autograd.grad(results, record.parameters, ones, allow_unused=True)
+        record.backward(run())
 
     with record.undone():
         if record.cuda is None:

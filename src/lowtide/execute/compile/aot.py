@@ -35,6 +35,7 @@ from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.refusal import calls_torch, traced
+from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses_apart
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
 
@@ -55,14 +56,21 @@ class Aot:
         inputs: Sequence[Any],
         mode: FakeTensorMode,
         before: Traced | None = None,
+        boundary: Boundary | None = None,
     ) -> None:
-        """``before`` is the function as it was traced before, for inputs like these."""
+        """``before`` is the function as it was traced before, for inputs like these.
+
+        ``boundary`` is that of one of several graphs.
+        """
         self._module, self._leaves, self._inputs, self._mode = module, leaves, inputs, mode
         self.fused = False
         """Whether operators run in groups, as compiled kernels."""
         self.joint: Joint | None = None
         """What was traced, once it was compiled for the first time."""
         self.before = self._traced = before
+        self._boundary = boundary
+        self.several: frozenset[int] = frozenset()
+        """Inputs whose gradient is a sum over several uses, once it was compiled; with a boundary alone."""
 
     @calls_torch
     def compiled(self, program: Programs, watch: Watch, state: State) -> Callable[..., Any]:
@@ -99,7 +107,7 @@ class Aot:
                 compiled = self._traced.compiled(compilers)
             else:
                 known = layouts_of([value for value in self._inputs if isinstance(value, torch.Tensor)])
-                with traced(), eager_kernels(known):
+                with traced(), eager_kernels(known), traced_with(self._boundary):
                     compiled, self._traced = traced_and_compiled(self._module, self._inputs, compilers)
         if self._traced is None:  # it is traced again the next time
             self.joint = None
@@ -108,19 +116,30 @@ class Aot:
     def _read(self, joint: fx.GraphModule, num_outputs: int) -> Joint:
         """The traced function as a Graph; what eager does otherwise is changed in it at first."""
         if self.joint is None:
+            apart = self._apart(joint, num_outputs)
             copy_gradients(joint, num_outputs, gradient_strides(self._inputs))
             marks = gradient_marks(self._module)
-            self.joint = self._joint(joint, num_outputs, marks)
+            self.joint = self._joint(joint, num_outputs, marks, apart)
         return self.joint
 
-    def _joint(self, module: fx.GraphModule, num_outputs: int, marks: str | None) -> Joint:
+    def _joint(
+        self, module: fx.GraphModule, num_outputs: int, marks: str | None, apart: Sequence[int] = ()
+    ) -> Joint:
         if not self.fused:
-            return read_joint(as_eager(module), num_outputs, self._leaves, marks)
+            return read_joint(as_eager(module), num_outputs, self._leaves, marks, apart=apart)
         decompose(module)
         module = in_groups(as_eager(module), num_outputs)
-        joint = read_joint(module, num_outputs, self._leaves, marks)
+        joint = read_joint(module, num_outputs, self._leaves, marks, apart=apart)
         compile_groups(joint)
         return joint
+
+    def _apart(self, joint: fx.GraphModule, num_outputs: int) -> list[int]:
+        """Have backward return gradients of uses, as the boundary says; which inputs they are for."""
+        if self._boundary is None:
+            return []
+        uses = uses_apart(joint, num_outputs)
+        self.several = frozenset(uses)
+        return return_uses(joint, num_outputs, {k: uses[k] for k in self._boundary.apart if k in uses})
 
 
 def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
+from lowtide.trace.step.boundary import Boundary
 from lowtide.trace.step.concrete import Concrete, NotConcrete, SymbolicInputs
 from lowtide.trace.step.joint import Joint, Leaf
 
@@ -50,10 +51,18 @@ class Family:
         self._known = None
 
     def aot(
-        self, module: fx.GraphModule, leaves: Sequence[Leaf], arguments: Sequence[Any], layouts: Layouts
+        self,
+        module: fx.GraphModule,
+        leaves: Sequence[Leaf],
+        arguments: Sequence[Any],
+        layouts: Layouts,
+        boundary: Boundary | None = None,
     ) -> Aot:
-        """The function for the shapes of these arguments, traced with symbols where that is possible."""
-        if self._usable:
+        """The function for the shapes of these arguments, traced with symbols where that is possible.
+
+        One of several graphs, which has a ``boundary``, is traced by itself.
+        """
+        if self._usable and boundary is None:
             try:
                 if self._known is not None and self._traced is None:
                     self._trace(leaves, layouts)
@@ -63,7 +72,7 @@ class Family:
                 pass
         mode = layouts.mode()
         inputs = fake_arguments(mode, arguments)
-        alone = Aot(module, leaves, inputs, mode)
+        alone = Aot(module, leaves, inputs, mode, boundary=boundary)
         if self._usable and self._traced is None and all(isinstance(one, torch.Tensor) for one in inputs):
             self._known = inputs, alone
         return alone

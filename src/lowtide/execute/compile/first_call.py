@@ -26,6 +26,7 @@ from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
 from lowtide.plan.program.simple import store_all
 from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.step.boundary import Boundary
 from lowtide.trace.step.joint import Leaf
 
 __all__ = ["FirstCall", "Unplanned"]
@@ -50,6 +51,8 @@ class FirstCall(ABC):
         self._state: State = tuple
         self._fused = False
         """Whether operators run in groups, as compiled kernels."""
+        self.boundary: Boundary | None = None
+        """That of one of several graphs of a step."""
         self._aot: Aot | None = None
         """The function as it was traced, while it is made ready."""
         self._ready: Callable[..., Any] | None = None
@@ -90,7 +93,7 @@ class FirstCall(ABC):
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
-            self._aot = self.family.aot(self.module, self.leaves, arguments, self.layouts)
+            self._aot = self.family.aot(self.module, self.leaves, arguments, self.layouts, self.boundary)
             self._aot.fused = self._fused
         return self._aot.compiled(program, watch, self._state)
 

@@ -32,7 +32,8 @@ def shells(
     into = [(f"saved_{n.name}", n.meta) for n in saved]
     into += [(f"on_host_{k}", {"val": value}) for k, value in enumerate(more)]
     into += [(n.name, n.meta) for n in tangents]
-    backward = _shell(joint, into, results[num_outputs:], [])
+    gradients = results[num_outputs : num_outputs + len(primals)]  # those behind go another way
+    backward = _shell(joint, into, gradients, [])
     return forward, backward
 
 

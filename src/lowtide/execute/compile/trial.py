@@ -41,13 +41,17 @@ def stepped(
     """
     own = _alone(arguments)
     with no_trace(own, leaves, joint) as changing:
-        results = [r for r in function(*own) if isinstance(r, torch.Tensor)]
-        outputs = [r for r in results if r.requires_grad]
+        given = [(r, k) for k, r in enumerate(function(*own)) if isinstance(r, torch.Tensor)]
+        results = [r for r, _ in given]
+        outputs = [(r, k) for r, k in given if r.requires_grad]
         wanted = [(a, name) for a, name in _named(own, leaves) if a.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if outputs and wanted:
-            incoming = [_incoming(output) for output in outputs]
-            found = torch.autograd.grad(outputs, [a for a, _ in wanted], incoming, allow_unused=True)
+            like = dict(zip(joint.tangents_of, (joint.values[t] for t in joint.tangents), strict=False))
+            incoming = [_incoming(output, like.get(k)) for output, k in outputs]
+            found = torch.autograd.grad(
+                [r for r, _ in outputs], [a for a, _ in wanted], incoming, allow_unused=True
+            )
         if not kept:
             return TrialOutcome([], [], [])
         return TrialOutcome(
@@ -91,12 +95,18 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
                         tensor.copy_(value)
 
 
-def _incoming(output: torch.Tensor) -> torch.Tensor:
-    """The gradient that comes in: 1 for a loss, else numbers whose sums round, as real ones do."""
+def _incoming(output: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """The gradient that comes in: 1 for a loss, else numbers whose sums round, as real ones do.
+
+    It has the strides of the one that was captured, ``like``.
+    """
     if output.numel() <= 1:
         return torch.ones_like(output)
     numbers = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin()
-    return torch.empty_like(output).copy_(numbers.view(output.shape))
+    made = torch.empty_like(output)
+    if like is not None and like.shape == output.shape and like.stride() != made.stride():
+        made = made.new_empty_strided(output.shape, like.stride())
+    return made.copy_(numbers.view(output.shape))
 
 
 def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch.Tensor, str]]:

@@ -71,6 +71,8 @@ class Interpreter:
         """Told before and after each operator runs, while somebody watches."""
         self.plan: Plan | None = None
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
+        self.apart: list[Any] = []
+        """Gradients of the latest backward behind one an input, until somebody takes them."""
         self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
@@ -157,7 +159,9 @@ class Interpreter:
         frame.settle()
         for one in frame.travellers.values():
             one.end()
-        return [None if t is None else frame.table[t] for t in joint.gradients]
+        gradients = [None if t is None else frame.table[t] for t in joint.gradients]
+        self.apart = gradients[len(joint.inputs) :]
+        return gradients[: len(joint.inputs)]
 
     def _set_out(self, frame: Frame, arguments: Sequence[Any]) -> None:
         """Everything is on the device when a step begins; which leaves may leave it is seen here."""

@@ -16,7 +16,7 @@ from torch import fx
 
 from lowtide.trace.eager.library import define
 
-__all__ = ["copy_gradients", "gradient_strides", "laid_out"]
+__all__ = ["copy_gradients", "gradient_strides", "is_dense", "laid_out"]
 
 _FROM_CODE = ("seq_nr", "stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
@@ -36,17 +36,15 @@ def gradient_strides(inputs: Sequence[object]) -> list[tuple[int, ...] | None]:
 def _kept(value: torch.Tensor) -> tuple[int, ...] | None:
     if not value.requires_grad or not value.is_leaf or value.layout is not torch.strided:
         return None
-    if _is_dense(value):
+    if is_dense(value.shape, value.stride()):
         return tuple(map(int, value.stride()))
     return tuple(torch.empty(value.shape, device="meta").stride())
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    """Whether every place between its first and its last element is one element."""
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether every place between the first and the last element of such a tensor is one element."""
     expected = 1
-    for stride, size in sorted(
-        (int(s), int(n)) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1
-    ):
+    for stride, size in sorted((int(s), int(n)) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride != expected:
             return False
         expected *= size
@@ -59,13 +57,14 @@ def copy_gradients(
     """Copy what backward returns where it does not lie in these strides, was given, or was returned before.
 
     The first ``num_outputs`` results of the joint module are those of forward, then there is one gradient an
-    input.
+    input, and maybe more.
     """
     graph, output = joint.graph, joint.graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
     given = graph.find_nodes(op="placeholder")
     returned = {*given, *(one for one in results[:num_outputs] if isinstance(one, fx.Node))}
-    for k, node in enumerate(results[num_outputs:]):
+    inputs = [node for node in given if not node.name.startswith("tangents")]
+    for k, node in enumerate(results[num_outputs : num_outputs + len(inputs)]):
         if not isinstance(node, fx.Node):
             continue
         place = _place(given[k], k)

@@ -39,10 +39,11 @@ class Joint:
     inputs: tuple[int | None, ...]
     """The tensor of every input of forward; None for a value that is no tensor."""
     tangents: tuple[int, ...]
+    """Gradients that come in."""
     outputs: tuple[int | None, ...]
     """What forward returns; None for a value that is no tensor."""
     gradients: tuple[int | None, ...]
-    """What backward returns, one an input; None where no gradient is asked for."""
+    """What backward returns, one an input; None where no gradient is asked for. Then those of ``apart``."""
     constants: Mapping[int, torch.Tensor]
     """Values written in the user's code, by tensor."""
     plain: Mapping[int, Any]
@@ -51,6 +52,10 @@ class Joint:
     """Tensors of forward that were made while gradients were switched off."""
     marks: str | None = None
     """What the user's function does to gradients beyond its operators, in words."""
+    apart: tuple[int, ...] = ()
+    """Inputs by their places, one for each gradient behind those of all inputs: it is to be added to it."""
+    tangents_of: tuple[int | None, ...] = ()
+    """Which result of the user's function each incoming gradient is of, where that is known."""
 
 
 def read_joint(
@@ -60,9 +65,11 @@ def read_joint(
     marks: str | None = None,
     *,
     again: bool = False,
+    apart: Sequence[int] = (),
 ) -> Joint:
     """The Graph of a joint module whose first ``num_outputs`` results are those of forward.
 
+    Behind one gradient an input it returns further ones of the inputs ``apart``.
     With ``again`` forward runs for backward alone, when the gradients of its results are there: it is what
     was traced as forward, and these gradients are inputs like others.
     """
@@ -98,7 +105,7 @@ def read_joint(
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
     return Joint(
-        graph=builder.graph(inputs, outputs, gradients, updated),
+        graph=builder.graph([*inputs, *(inputs[k] for k in apart)], outputs, gradients, updated),
         calls=tuple(builder.calls),
         tensor_of=builder.tensor_of,
         values=tuple(builder.values),
@@ -110,6 +117,8 @@ def read_joint(
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
         stopped=_stopped(calls, builder) if tangents else frozenset(),
         marks=marks,
+        apart=tuple(apart),
+        tangents_of=tuple(_result_of(node) for node in tangents),
     )
 
 
@@ -132,6 +141,11 @@ def forward_nodes(nodes: Sequence[fx.Node], num_outputs: int, *, again: bool = F
 def _is_tangent(node: fx.Node) -> bool:
     """Whether a node is the incoming gradient of a result."""
     return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def _result_of(tangent: fx.Node) -> int | None:
+    """Which result of the function an incoming gradient is of."""
+    return getattr(getattr(tangent.meta.get("desc"), "output", None), "idx", None)
 
 
 def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
