@@ -89,7 +89,7 @@ class Fitted:
         return self._in_parts(args, kwargs)
 
     def _in_parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same for a step in several graphs."""
+        """The same, for a step that may be in several graphs."""
         self._arguments = args, kwargs
         try:
             return self._compiled(*args, **kwargs)
@@ -143,7 +143,7 @@ class Fitted:
         for left in reversed(range(_RETRIES)):
             try:
                 with contextlib.suppress(Rehearsed), in_the_users_terms():
-                    self._compiled(*example, **keywords)
+                    self._in_parts(example, keywords)
             except CaptureError as error:  # noqa: PERF203
                 file = asked_by(error.line, self._answers)
                 if file and left > 1:

@@ -330,6 +330,13 @@ def test_in_several_graphs_branches_on_arguments_alone_are_followed(asks, follow
         assert same(step, model, x, mask)
 
 
+def test_a_further_example_of_a_step_in_several_graphs_is_followed_too():
+    model, x = InSeveral(_plainly), torch.randn(32, WIDTH)
+    step = fitted(model, x, ZEROS, examples=[(model, x, ONES)])
+    assert "planned where it is False and True" in step.explain()
+    assert same(step, model, x, ONES)
+
+
 def test_a_branch_inside_of_a_checkpoint():
     class Checkpointed(Branching):
         def forward(self, x, mask):

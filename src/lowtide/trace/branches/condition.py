@@ -79,13 +79,14 @@ class _Pure(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given = given
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = schema_of(func)
+        kwargs = kwargs or {}
         if func.namespace not in _OF_TORCH or torch.Tag.nondeterministic_seeded in func.tags:
             raise NotKnown(f"it depends on {func.namespace}.{func.__name__}")
-        for argument, value in zip(schema.arguments, args, strict=False):
+        for k, argument in enumerate(schema_of(func).arguments):
+            value = args[k] if k < len(args) else kwargs.get(argument.name)
             if argument.is_write and any(storage_id(one) in self._given for one in _tensors(value)):
                 raise NotKnown(f"{func.namespace}.{func.__name__} changes an input")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _AsTraced(fx.Interpreter):
