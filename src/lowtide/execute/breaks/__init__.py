@@ -1,8 +1,8 @@
 """A step that torch captures in several graphs: each is planned, and they share one budget.
 
 Takes the graphs as torch hands them over; gives functions that Programs run. ``subgraphs`` has them all,
-``subgraph`` is one, ``split`` parts one where torch cannot trace it, ``forward_record`` notes what is on
-the device meanwhile, and ``boundary`` has gradients pass as in eager.
+``subgraph`` is one, ``graph_plans`` has its plans, ``split`` parts one where torch cannot trace it,
+``forward_record`` notes what is on the device meanwhile, and ``boundary`` has gradients pass as in eager.
 
 From outside: ``subgraphs``.
 """

@@ -12,20 +12,15 @@ from torch import fx
 
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
+from lowtide.execute.breaks.graph_plans import GraphPlans
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import plan_joint
-from lowtide.execute.runtime.handover import handed_over, old_values
-from lowtide.execute.runtime.instructions import random_again
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.witness import Witness
-from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.budget import Budget
-from lowtide.plan.make.share_budget import GraphPlan, SharedGraph
-from lowtide.plan.program.memory import allocated_bytes
-from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
@@ -49,13 +44,17 @@ class Together:
     record: ForwardRecord | None = None
     """While forward of the step is rehearsed."""
     share: float = 0.0
-    """How far graphs are from their smallest peak to their plain one, on average."""
+    """How much of what they can hold graphs hold, on average."""
     count: int = 0
     """How many graphs there are."""
 
 
 class _Alone(Room):
     """The device, as if nothing else were on it: what is there is counted for all graphs together."""
+
+    def __init__(self, room: Room, between: int) -> None:
+        super().__init__([])
+        self.device, self.argument_bytes, self.between_bytes = room.device, room.argument_bytes, between
 
     def outside_bytes(self) -> int:
         """Nothing."""
@@ -94,7 +93,6 @@ class Subgraph(Planned):
         super().__init__(module, leaves, layouts, together.request, None, Rehearsal())
         self.together = together
         self.joint: Joint | None = None
-        self.smallest: Plan | None = None
         self.plan: Plan | None = None
         self.arguments: list[Any] = []
         """Those of the rehearsal, until it ends."""
@@ -103,9 +101,8 @@ class Subgraph(Planned):
         self.boundary: Boundary = Boundary()
         self._several: frozenset[int] = frozenset()
         """Inputs whose gradient is a sum over several uses."""
-        self._again: Callable[[PlanRequest], Plan] | None = None
-        self._known: list[Plan] = []
-        """Plans that were made, until the rehearsal ends."""
+        self.plans: GraphPlans | None = None
+        """Those that it may run by, until the rehearsal ends."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
@@ -180,72 +177,28 @@ class Subgraph(Planned):
         state: Sequence[torch.Tensor],  # noqa: ARG002
         pinned: Sequence[int],
     ) -> Plan:
-        """The smallest plan while the step is rehearsed; later one with the share that others have."""
-        alone = _Alone([])
-        alone.device, alone.argument_bytes = room.device, room.argument_bytes
+        """The plan that holds least while the step is rehearsed; later one with the share of the others."""
+        seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
+        limited = self._request.within(seconds).without("tile")
 
-        def planned(request: PlanRequest, *, smallest: bool = False) -> Plan:
-            return plan_joint(joint, run, alone, request.without("tile"), pinned=pinned, smallest=smallest)
+        def planned(peak: int, between: int, *, smallest: bool = False) -> Plan:
+            asked = replace(limited, budget=Budget(bytes=peak))
+            return plan_joint(joint, run, _Alone(room, between), asked, pinned=pinned, smallest=smallest)
 
-        self.joint, self._again, self._known = joint, planned, []
-        self.smallest = planned(self._limited(1), smallest=True)
-        wanted = self.smallest.predicted.peak_bytes
-        if self.together.record is None:  # met later
-            plain = self.smallest.plain.peak_bytes
-            wanted = max(wanted, int(wanted + self.together.share * (plain - wanted)))
-        self.plan = self.planned(wanted)
+        self.joint, self.plans = joint, GraphPlans(joint, planned)
+        met_later = self.together.record is None
+        self.plan = self.plans.by_share(self.together.share) if met_later else self.plans.leanest
         return self.plan
 
     def let_go(self) -> None:
         """Hold no arguments any more; it is not planned again."""
         super().let_go()
-        self.arguments, self._again, self._known = [], None, []
+        self.arguments, self.plans = [], None
 
     def forget(self) -> None:
         """Hold nothing of a rehearsal that failed."""
         self._ready = None
         self.let_go()
-
-    def _limited(self, peak: int) -> PlanRequest:
-        seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
-        return replace(self._request.within(seconds), budget=Budget(bytes=peak))
-
-    def planned(self, peak: int) -> Plan:
-        """A plan with at most this peak."""
-        assert self._again is not None
-        assert self.smallest is not None
-        if peak <= self.smallest.predicted.peak_bytes:
-            return self.smallest
-        for known in self._known:  # the best for more is the best for this, where it fits
-            if known.predicted.peak_bytes <= peak <= known.budget_bytes:
-                return known
-        self._known.append(self._again(self._limited(peak)))
-        return self._known[-1]
-
-    def shared(self) -> SharedGraph[Plan]:
-        """The graph as one of several."""
-        assert self.smallest is not None
-
-        def plan(peak: int) -> GraphPlan[Plan]:
-            found = self.planned(peak)
-            return GraphPlan(found.predicted.peak_bytes, self.held(found), found.predicted.seconds, found)
-
-        return SharedGraph(self.smallest.predicted.peak_bytes, self.smallest.plain.peak_bytes, plan)
-
-    def held(self, plan: Plan) -> int:
-        """What its forward leaves for its backward, besides what goes in and comes out.
-
-        Random states and buffers as they were before are among it.
-        """
-        assert self.joint is not None
-        graph, program = self.joint.graph, plan.program
-        owner, old = graph.storages(), old_values(graph)
-        handed = handed_over(self.joint, program, frozenset(), old)
-        outside = {owner[t] for t in self.joint.outputs if t is not None}
-        held = {owner[t] for t in handed} - outside
-        kept = [t for t in held if t in old or graph.tensors[t].role not in RESIDENT_ROLES]
-        states = len(random_again(self.joint, program)) * RANDOM_STATE_BYTES
-        return states + sum(allocated_bytes(graph.tensors[t]) for t in kept)
 
     def adopt(self, plan: Plan, *, verify: bool) -> None:
         """Run by this plan from now on, once it is compared with eager where that is asked for."""

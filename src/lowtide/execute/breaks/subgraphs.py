@@ -7,6 +7,7 @@ planned again, so that together they stay inside the budget (``plan/make/share_b
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +19,11 @@ from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
 from lowtide.execute.breaks.boundary import arrived, used_behind
 from lowtide.execute.breaks.forward_record import ForwardRecord
+from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
 from lowtide.execute.breaks.subgraph import Subgraph, Together
 from lowtide.execute.memory.device import Room
-from lowtide.plan.make.share_budget import GraphCall, GraphPlan, share_budget, shared_peak
+from lowtide.plan.make.share_budget import GraphCall, GraphPlan, least_plans, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.layouts import Layouts
@@ -103,18 +105,14 @@ class Subgraphs:
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
         problem = _Problem(record)
-        graphs, calls, end = problem.graphs, problem.calls, problem.end
         self.python_bytes = record.python_bytes
-        self.plain_bytes = shared_peak(calls, problem.plain(), end)
+        plain = [graph.plain for graph in problem.graphs]
+        self.plain_bytes = shared_peak(problem.calls, plain, problem.end)
         budget = self.budget_bytes = self._budget(problem.called)
-        smallest = [graph.plan(graph.smallest_bytes) for graph in graphs]
         beyond = 0
         for left in reversed(range(_ROUNDS)):
-            try:
-                chosen = share_budget(graphs, calls, budget - beyond, end) if left else smallest
-            except InfeasibleError:  # measured, it may take less
-                chosen = smallest
-            self._adopt(problem, chosen, verify=verify and not beyond)
+            chosen = problem.shared(budget - beyond) if left else None
+            self._adopt(problem, chosen or problem.least, verify=verify and not beyond)
             record.clear()
             self.measured_bytes = _measured(run, record)
             if not beyond and self.together.request.budget.share is not None:
@@ -123,18 +121,19 @@ class Subgraphs:
                 budget = self.budget_bytes = self._budget(problem.called)
             if self.measured_bytes <= budget:
                 return
-            if chosen is smallest:
+            if chosen is None:
                 break
             beyond += self.measured_bytes - budget
-        raise _refused(budget, len(graphs), self.measured_bytes, self.python_bytes)
+        raise _refused(budget, len(problem.graphs), self.measured_bytes, self.python_bytes)
 
     def _adopt(self, problem: _Problem, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
         graphs = problem.graphs
         self.peak_bytes = shared_peak(problem.calls, chosen, problem.end)
-        spans = [graph.plain_bytes - graph.smallest_bytes for graph in graphs]
-        above = [one.peak_bytes - graph.smallest_bytes for one, graph in zip(chosen, graphs, strict=True)]
-        self.together.share = min(1.0, max(0.0, sum(above) / sum(spans))) if sum(spans) else 1.0
+        least = [graph.leanest.held_bytes for graph in graphs]
+        spans = sum(graph.plain.held_bytes - held for graph, held in zip(graphs, least, strict=True))
+        above = sum(one.held_bytes - held for one, held in zip(chosen, least, strict=True))
+        self.together.share = min(1.0, max(0.0, above / spans)) if spans > 0 else 1.0
         for graph, one in zip(problem.called, chosen, strict=True):
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
@@ -210,12 +209,14 @@ class Subgraphs:
             plan = one.plan
             if plan is None:
                 continue
-            passing = one.joint.outputs if one.joint is not None else ()
+            assert one.joint is not None
+            passing = one.joint.outputs
             out = sum(plan.graph.tensors[t].bytes for t in passing if t is not None)
+            held = held_bytes(one.joint, plan.program)
             taken, plain = format_bytes(plan.predicted.peak_bytes), format_bytes(plan.plain.peak_bytes)
             lines.append(
                 f"graph {k + 1:<4} {taken} of {plain} plain, {plan.overhead:+.1%} on "
-                f"{format_seconds(plan.plain.seconds)}; holds {format_bytes(one.held(plan))} for its "
+                f"{format_seconds(plan.plain.seconds)}; holds {format_bytes(held)} for its "
                 f"backward, hands on {format_bytes(out)}"
             )
         return "\n".join(lines)
@@ -246,16 +247,24 @@ class _Problem:
 
     def __init__(self, record: ForwardRecord) -> None:
         self.called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
-        self.graphs = [one.shared() for one in self.called]
+        self.graphs = [one.plans.shared() for one in self.called if one.plans is not None]
         number = {one: k for k, one in enumerate(self.called)}
-        held = {one: one.held(one.plan) for one in self.called if one.plan is not None}
+        held = {one: held_bytes(one.joint, one.plan.program) for one in self.called if one.joint and one.plan}
         around, self.end = record.around(held)
         pairs = zip(record.calls, around, strict=True)
         self.calls = [GraphCall(number[one.graph], size) for one, size in pairs]
 
-    def plain(self) -> list[GraphPlan[Plan]]:
-        """The plan of each graph that recomputes nothing."""
-        return [graph.plan(graph.plain_bytes) for graph in self.graphs]
+    def shared(self, budget: int) -> list[GraphPlan[Plan]] | None:
+        """Plans for a budget; None where none fit as far as is known: measured, a step may take less."""
+        try:
+            return share_budget(self.graphs, self.calls, budget, self.end)
+        except InfeasibleError:
+            return None
+
+    @functools.cached_property
+    def least(self) -> list[GraphPlan[Plan]]:
+        """Plans that take as little as could be found."""
+        return least_plans(self.graphs, self.calls, self.end)
 
 
 def _measured(run: Callable[[], Any], record: ForwardRecord) -> int:

@@ -29,6 +29,8 @@ class Room:
         mine = on_cuda if on_cuda else tensors
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
         self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
+        self.between_bytes = 0
+        """What others need between forward and backward of the step."""
 
     def outside_bytes(self) -> int:
         """What is allocated and is no argument of the step: optimiser state, other models, libraries."""

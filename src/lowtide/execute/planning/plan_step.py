@@ -25,8 +25,9 @@ from lowtide.execute.planning.other_shapes import NO_OTHERS, OtherShapes
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import Graph, Op, Phase
 from lowtide.plan.budget import Budget
-from lowtide.plan.make.make_plan import make_plan, plain_peak
+from lowtide.plan.make.make_plan import make_plan, plain_peak, plan_with
 from lowtide.plan.make.other_sizes import best_of, program_of, scaled
+from lowtide.plan.make.paused import PausedStep
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Program
@@ -94,6 +95,9 @@ def plan_joint(
     free = room.free_bytes() if request.budget.auto else None
     link = link_of(device) if "offload" in request.methods else None
     outside = room.outside_bytes()  # after all that was measured: libraries have taken what they keep
+    paused = PausedStep.of(graph, costs, able, room.between_bytes) if room.between_bytes else None
+    if paused is not None:
+        step, graph, costs, able = graph, paused.graph, paused.costs, paused.able
     kept = Kept(graph, able, request, device, DeviceRoom(outside, free, link, pinned))
     plan = kept.load_first() if smallest else kept.load()
     optional = request.auto and not request.offload  # nobody has asked for offload
@@ -120,7 +124,25 @@ def plan_joint(
         elif not smallest:
             kept.store(plan)
     refuse_too_much(graph, plan.program)
-    return plan
+    return plan if paused is None else _resumed(plan, paused, request, step)
+
+
+def _resumed(plan: Plan, paused: PausedStep, request: PlanRequest, step: Graph) -> Plan:
+    """The plan for a step itself, from one with a pause; by the figures of that plan."""
+    asked = replace(request, budget=Budget(bytes=plan.budget_bytes))
+    room, program = DeviceRoom(plan.beside_bytes, link=plan.link), paused.without(plan.program)
+    costs, able = paused.figures(plan.seconds, plan.workspace_bytes, plan.short, plan.able)
+    found = plan_with(
+        step,
+        replace(costs, origin=plan.cost, disturbed=plan.disturbed),
+        program,
+        asked,
+        room,
+        able=able,
+        method=plan.method,
+    )
+    assert found is not None
+    return found
 
 
 def _of_training(request: PlanRequest, graph: Graph) -> PlanRequest:

@@ -1,0 +1,121 @@
+"""The plans that one of several graphs may run by: with less of a peak, or with less to hold for backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from lowtide.errors import InfeasibleError
+from lowtide.execute.runtime.handover import handed_over, old_values
+from lowtide.execute.runtime.instructions import random_again
+from lowtide.graph import RESIDENT_ROLES
+from lowtide.plan.make.share_budget import GraphPlan, SharedGraph
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.memory import Memory, allocated_bytes
+from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["GraphPlans", "held_bytes"]
+
+
+class GraphPlans:
+    """Plans of a graph, made when they are asked for."""
+
+    def __init__(self, joint: Joint, make: Callable[..., Plan]) -> None:
+        """``make`` plans it for a peak, where others need so many bytes between forward and backward.
+
+        With ``smallest`` the plan is the one that takes least, whatever that is.
+        """
+        self._joint, self._make = joint, make
+        self._known: list[tuple[Plan, int, int]] = []
+        """Plans that were made, with the peak that they may have and what they may hold."""
+        self._refused: list[tuple[InfeasibleError, int, int]] = []
+        """The same of plans that were not found."""
+        self._least: dict[int, Plan] = {}
+        """The plans that take least, by what others need."""
+        self.passing_bytes = _passing_bytes(joint)
+        """What goes in and comes out, with gradients that come in."""
+
+    def within(self, peak: int, held: int) -> Plan:
+        """A plan with at most this peak, which holds at most so much. An InfeasibleError: none was found."""
+        for plan, most_peak, most_held in self._known:  # the best for more is the best for this, if it fits
+            fits = plan.predicted.peak_bytes <= peak and self.held(plan) <= held
+            if fits and peak <= most_peak and held <= most_held:
+                return plan
+        for error, most_peak, most_held in self._refused:
+            if peak <= most_peak and held <= most_held:
+                raise error
+        try:
+            plan = self._make(peak, max(0, peak - held - self.passing_bytes))
+        except InfeasibleError as error:
+            self._refused.append((error, peak, held))
+            raise
+        self._known.append((plan, peak, held))
+        return plan
+
+    def least(self, others_bytes: int) -> Plan:
+        """The plan that takes least where others need so many bytes between its forward and its backward."""
+        if others_bytes not in self._least:
+            self._least[others_bytes] = self._make(1, others_bytes, smallest=True)
+        return self._least[others_bytes]
+
+    @property
+    def plain(self) -> Plan:
+        """The plan that recomputes nothing."""
+        peak = self.least(0).plain.peak_bytes
+        return self.within(peak, peak)
+
+    @property
+    def leanest(self) -> Plan:
+        """The plan that holds least."""
+        return self.least(self.least(0).plain.peak_bytes)
+
+    def by_share(self, share: float) -> Plan:
+        """A plan on the way from the one that holds least to the plain one."""
+        smallest, lean, plain = self.least(0).predicted, self.leanest, self.plain
+        held = self.held(lean) + int(share * max(0, self.held(plain) - self.held(lean)))
+        with contextlib.suppress(InfeasibleError):
+            more = int(share * (plain.predicted.peak_bytes - smallest.peak_bytes))
+            return self.within(smallest.peak_bytes + max(0, more), held)
+        return lean
+
+    def held(self, plan: Plan) -> int:
+        """What forward leaves for backward by this plan, besides what goes in and comes out."""
+        return held_bytes(self._joint, plan.program)
+
+    def shared(self) -> SharedGraph[Plan]:
+        """The graph as one of several."""
+
+        def as_shared(plan: Plan) -> GraphPlan[Plan]:
+            return GraphPlan(plan.predicted.peak_bytes, self.held(plan), plan.predicted.seconds, plan)
+
+        return SharedGraph(
+            plain=as_shared(self.plain),
+            passing_bytes=self.passing_bytes,
+            within=lambda peak, held: as_shared(self.within(peak, held)),
+            least=lambda others: as_shared(self.least(others)),
+        )
+
+
+def held_bytes(joint: Joint, program: Program) -> int:
+    """What forward leaves for backward, besides what goes in and comes out.
+
+    Random states and buffers as they were before are among it.
+    """
+    graph = joint.graph
+    owner, old = graph.storages(), old_values(graph)
+    handed = handed_over(joint, program, frozenset(), old)
+    outside = {owner[t] for t in joint.outputs if t is not None}
+    held = {owner[t] for t in handed} - outside
+    kept = [t for t in held if t in old or graph.tensors[t].role not in RESIDENT_ROLES]
+    states = len(random_again(joint, program)) * RANDOM_STATE_BYTES
+    return states + sum(allocated_bytes(graph.tensors[t]) for t in kept)
+
+
+def _passing_bytes(joint: Joint) -> int:
+    graph = joint.graph
+    owner = graph.storages()
+    passing = {owner[t] for t in (*joint.outputs, *joint.tangents) if t is not None}
+    made = (graph.tensors[t] for t in passing if graph.tensors[t].role not in RESIDENT_ROLES)
+    return Memory(graph).resident_bytes + sum(map(allocated_bytes, made))
