@@ -197,6 +197,11 @@ class _Builder:
         self.pinned: set[int] = set()
         """Storages with a view that only a real operator makes: they are not made again."""
         self.kept = {self.storage[t] for t in kept_throughout(graph)} - self.leaves
+        made = {self.storage[t] for op in graph.ops for t in op.outputs}
+        self.staying = self.kept - made
+        """Storages that are given and stay: a gradient that comes in and is one of a leaf as it is."""
+        self.leaves |= self.staying
+        self.kept -= self.staying
         self.kept |= {self.storage[t] for k in self.short for t in saved_for(graph.ops[k])}
 
     def problem(self) -> Problem:
@@ -317,8 +322,9 @@ class _Builder:
         return number[s] if same else -1
 
     def _resident(self) -> int:
-        leaves = (t for t in self.graph.tensors if t.role in RESIDENT_ROLES and t.alias is None)
-        beside = autograd_bytes(self.graph)
+        tensors = self.graph.tensors
+        leaves = (t for t in tensors if t.role in RESIDENT_ROLES and t.alias is None)
+        beside = autograd_bytes(self.graph) + sum(allocated_bytes(tensors[t]) for t in self.staying)
         return sum(allocated_bytes(t) for t in leaves) + self._never_touched() + beside
 
     def _charges(self, resident: int) -> tuple[list[int], list[Charge], list[tuple[int, ...]]]:
@@ -360,7 +366,7 @@ class _Builder:
         return sum(
             allocated_bytes(t)
             for k, t in enumerate(tensors)
-            if k not in written and k not in read and t.role not in RESIDENT_ROLES
+            if k not in written and k not in read | self.staying and t.role not in RESIDENT_ROLES
         )
 
     def _read_by_late_views(self, updated: set[int]) -> set[int]:
