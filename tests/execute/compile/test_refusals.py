@@ -232,7 +232,7 @@ def test_a_function_that_torch_skips_is_told():
         ({"program": 3}, "there is no program 3; programs: plain, recompute-all"),
         (
             {"progam": "plain"},
-            "there is no option 'progam'; options: budget, program, .*cache. Did you mean 'program'?",
+            "there is no option 'progam'; options: budget, program, .*kernels. Did you mean 'program'?",
         ),
         ({"program": ["plain"]}, "there is no program .'plain'.; programs: plain"),
         ({1: 2}, "there is no option 1; options: "),

@@ -60,3 +60,11 @@ def test_the_order_of_axes_holds_for_other_shapes():
     assert known.at((4, 8, 16)) == (128, 1, 8)
     assert known.at((2, 5, 3)) == (15, 1, 5)
     assert known.at((2, 5)) is None
+
+
+def test_gradients_that_somebody_else_takes_meanwhile_are_left_alone():
+    """As those of a small step, by which libraries take the memory that they keep."""
+    x = leaf(3)
+    with traced_with(Boundary()):
+        (found,) = torch.autograd.grad((x * x).sum(), x)
+    assert torch.equal(found, 2 * x)

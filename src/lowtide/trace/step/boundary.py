@@ -83,7 +83,12 @@ def _uses_marked() -> Iterator[None]:
 
     def marked(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside or threading.get_ident() != here:  # torch calls this again for a subclass of tensors
+        others = isinstance(outputs, torch.Tensor) or isinstance(
+            inputs, torch.Tensor
+        )  # AOTAutograd has lists
+        if (
+            others or inside or threading.get_ident() != here
+        ):  # torch calls it again for subclasses of tensors
             return gradients(outputs, inputs, *args, **kwargs)
         inside = True
         try:
