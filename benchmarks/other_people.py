@@ -5,6 +5,10 @@
 Each network runs in a process of its own: at 100, 60 and 35% of its plain peak, and at the smallest budget that is known.
 Loss, gradients and buffers of a step are compared with eager bit for bit; in tiles gradients as a share of their size.
 Prints a table, one row each, and stores it as FILE.md and FILE.json, benchmarks/results/LIBRARY-DEVICE by default.
+
+    python benchmarks/other_people.py page
+
+Writes docs/architectures.md from the tables that are stored.
 """
 
 from __future__ import annotations
@@ -34,6 +38,12 @@ from lowtide.files import write_atomically
 from plain import machine
 
 RESULTS = Path(__file__).parent / "results"
+PAGE = RESULTS.parent.parent / "docs" / "architectures.md"
+TABLES = {
+    "hugging-face-cpu": "Hugging Face on a CPU",
+    "hugging-face-cuda": "Hugging Face on a GPU",
+    "timm-cuda": "timm on a GPU",
+}
 LIBRARIES = {"hugging_face": ("transformers", "diffusers"), "timm": ("timm", "torchvision")}
 MODULES = {"hugging_face": "architectures.hugging_face", "timm": "architectures.timm_models"}
 BUDGETS = ("100%", "60%", "35%", "smallest")
@@ -180,9 +190,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--add", action="store_true", help="put the rows into the table that is there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("library", choices=[*LIBRARIES, "page"])
     parser.add_argument("names", nargs="*", metavar="NAME")
     chosen = parser.parse_args()
+    if chosen.library == "page":
+        write_atomically(PAGE, page().encode())
+        return
     names = chosen.names or list(import_module(MODULES[chosen.library]).CASES)
     if chosen.one:
         print(json.dumps(one(chosen.library, names[0], chosen.device, chosen.time_limit)))
@@ -199,6 +212,22 @@ def main() -> None:
             rows[row["name"]] = row
             print(line(row), flush=True)
             store(output, rows, chosen.library, chosen.device)  # what is there stays, if it is stopped
+
+
+def page() -> str:
+    """The page of all tables."""
+    parts = [
+        "# Architectures of other people\n\nNetworks of Hugging Face and timm with random weights and small sizes, as their "
+        "authors wrote them, in `lowtide.fit` at 100, 60 and 35% of the plain peak and at the smallest budget that is known. "
+        "`equal`: loss, gradients and buffers are those of eager PyTorch bit for bit. A number is the largest difference of a "
+        "gradient, as a share of its size: in tiles, or where eager differs from itself as much. `refused`: the budget is "
+        "below the smallest one that is known, which is named. Written by `python benchmarks/other_people.py page` from "
+        "the tables in benchmarks/results/."
+    ]
+    for name, title in TABLES.items():
+        lines = (RESULTS / f"{name}.md").read_text().splitlines()
+        parts.append("\n".join([f"## {title}", *lines[1:]]))
+    return "\n\n".join(parts) + "\n"
 
 
 def store(output: Path, rows: dict[str, dict[str, Any]], library: str, device: str) -> None:
