@@ -13,6 +13,7 @@ from torch import fx
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
 from lowtide.execute.breaks.graph_plans import GraphPlans
+from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.verify import Verification
@@ -25,7 +26,7 @@ from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.layouts import Layouts
-from lowtide.trace.step.boundary import Arriving, Boundary
+from lowtide.trace.step.boundary import Arriving, Boundary, silenced
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Subgraph", "Together"]
@@ -99,6 +100,7 @@ class Subgraph(Planned):
         self._modes = _Modes()
         """Those in which the user's code has called it."""
         self.boundary: Boundary = Boundary()
+        self._as_it_is = module
         self._several: frozenset[int] = frozenset()
         """Inputs whose gradient is a sum over several uses."""
         self.plans: GraphPlans | None = None
@@ -135,30 +137,50 @@ class Subgraph(Planned):
             self._several = self._aot.several
         return with_uses_apart(function, made[-1]) if made else function
 
-    def cross(self, used_behind: Collection[int] | None, strides: Mapping[int, tuple[int, ...]]) -> bool:
+    def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph, captured until what it gives is what the capture says."""
+        return self._late(super().made(arguments))
+
+    def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return with_late_gradients(function, self._as_it_is, self.boundary.silent)
+
+    def cross(
+        self,
+        used_behind: Collection[int] | None,
+        silent: Collection[int] | None,
+        strides: Mapping[int, tuple[int, ...]],
+    ) -> bool:
         """Have gradients pass as they do in eager; whether the graph is to be made again for that.
 
-        Others use these inputs too, behind a call of the graph (None: as before); the gradients of its
-        results arrive in these strides.
+        Others use these inputs too, behind a call of the graph, and gradients of these results never come
+        (None: as before); the gradients of others arrive in these strides.
         """
         joint = self.joint
         if joint is None or len(joint.inputs) != len(self.leaves):
             return False
-        apart, arriving = self.boundary.apart, dict(self.boundary.arriving)
-        if used_behind is not None:
-            owner = joint.graph.storages()
-            kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
-            free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
-            apart = self._several.intersection(used_behind, free)
+        before = self.boundary
+        arriving = dict(before.arriving)
         for place, (result, tensor) in enumerate(zip(joint.tangents_of, joint.tangents, strict=False)):
             found, known = strides.get(-1 if result is None else result), joint.values[tensor]
             if found is not None and found != known.stride() and is_dense(known.shape, found):
                 arriving[place] = Arriving(tuple(known.shape), found)
-        boundary = Boundary(apart, arriving, len(joint.tangents))
-        if (apart, arriving) == (self.boundary.apart, self.boundary.arriving):
-            return False
+        now = replace(before, arriving=arriving, incoming=len(joint.tangents))
+        if used_behind is not None:
+            owner = joint.graph.storages()
+            kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
+            free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
+            now = replace(now, apart=self._several.intersection(used_behind, free))
+        if silent is not None and not joint.graph.updated and not any(op.random for op in joint.graph.ops):
+            now = replace(now, silent=frozenset(k for k in silent if k in joint.tangents_of))
+        changed = (now.apart, now.arriving, now.silent) != (before.apart, before.arriving, before.silent)
+        if changed:
+            self.cross_by(now)
+        return changed
+
+    def cross_by(self, boundary: Boundary) -> None:
+        """Have gradients pass like this; the graph is made anew."""
         self.boundary, self._ready, self._aot = boundary, None, None
-        return True
+        self.module = silenced(self._as_it_is, boundary.silent)
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""
@@ -215,4 +237,4 @@ class Subgraph(Planned):
             if verify and made and self.joint is not None:
                 compare = Verification(self.module, self.arguments, self.leaves, self.joint, plan).compare
                 self.rehearsed(ready, made[-1], self.arguments, witness, compare)
-        self._ready = ready
+        self._ready = self._late(ready)

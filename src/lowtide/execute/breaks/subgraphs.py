@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
-from lowtide.execute.breaks.boundary import arrived, used_behind
+from lowtide.execute.breaks.boundary import arrived, silent, used_behind
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
@@ -97,10 +97,11 @@ class Subgraphs:
         with record.forward():
             outputs = record.backward(run())
         used = {} if again else used_behind(record.crossings, outputs)
+        never = {} if again else silent(record.crossings)
         strides = arrived(record.crossings)
         changed = False
         for one in dict.fromkeys(call.graph for call in record.calls):
-            changed |= one.cross(used.get(one), strides.get(one, {}))
+            changed |= one.cross(used.get(one), never.get(one), strides.get(one, {}))
         return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
@@ -162,7 +163,7 @@ class Subgraphs:
             return static
         made = Subgraph(static, leaves, layouts, self.together)
         known = (one.boundary for one in self.made if one.leaves == made.leaves)
-        made.boundary = next(known, made.boundary)  # of other shapes
+        made.cross_by(next(known, made.boundary))  # of other shapes
         self.made.append(made)
         self.together.count += 1
 

@@ -57,6 +57,16 @@ class Joint:
     tangents_of: tuple[int | None, ...] = ()
     """Which result of the user's function each incoming gradient is of, where that is known."""
 
+    @property
+    def differentiated(self) -> int | None:
+        """The one result that has a gradient; None where there are several, or it is not known which it is."""
+        if len(self.tangents) != 1:
+            return None
+        if len(self.outputs) == 1:
+            return self.outputs[0]
+        place = self.tangents_of[0] if self.tangents_of and not self.graph.updated else None
+        return None if place is None or place >= len(self.outputs) else self.outputs[place]
+
 
 def read_joint(
     module: fx.GraphModule,
