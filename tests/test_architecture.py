@@ -78,7 +78,7 @@ ROOMS = {
         "tiling": {"memory", "runtime", "planning"},
         "kernels": set(),
         "compile": {"memory", "runtime", "planning", "tiling", "kernels"},
-        "breaks": {"memory", "runtime", "planning", "compile"},
+        "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
         "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
         "compare": {"memory", "runtime", "compile", "backend"},

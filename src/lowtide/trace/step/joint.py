@@ -59,7 +59,7 @@ class Joint:
 
     @property
     def differentiated(self) -> int | None:
-        """The one result that has a gradient; None where there are several, or it is not known which it is."""
+        """The one result that has a gradient; None where there are several, or it is not known which."""
         if len(self.tangents) != 1:
             return None
         if len(self.outputs) == 1:
