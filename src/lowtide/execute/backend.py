@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.errors import GraphBreakError, LowtideError, RunError
+from lowtide.execute.breaks.live import LiveGraph, LiveStep, live_step
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
 from lowtide.execute.compile.family import Family
@@ -15,7 +16,7 @@ from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
 from lowtide.execute.memory.optimizer_state import check_optimizer
-from lowtide.execute.planning.other_shapes import ShapePlans
+from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.plan_tiles import has_loop
 from lowtide.graph import Graph
@@ -58,25 +59,26 @@ def backend(
     """What ``torch.compile`` calls with a captured function.
 
     ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``kernels``,
-    ``offload`` and ``optimizer`` for a plan, or ``program``, the name of a Program; ``remember``, for how
-    many shapes a plan is kept.
+    ``offload``, ``optimizer`` and ``bucket`` for a plan, or ``program``, the name of a Program; ``remember``,
+    for how many shapes a plan is kept.
     """
+    asked = options or {}
     try:
-        chosen, remember = _options(options or {}, mode)
+        chosen, remember, bucket = _options(asked, mode)
     except LowtideError as error:
         raise_through(error)
     if isinstance(chosen, PlanRequest):
-        return compile_planned(module, inputs, chosen, remember=remember)
+        return _live(module, inputs, live_step(asked, chosen, bucket), remember)
     return compile_with(module, inputs, chosen, remember=remember)
 
 
 lowtides(backend)
 adapt_dynamo()
 
-_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels")
+_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels", "bucket")
 
 
-def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int]:
+def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int, Bucket]:
     if mode is not None:
         raise RunError(f"mode={mode!r} is none of Lowtide's; it takes options={{'budget': '8GiB'}}")
     known: dict[str, Any] = {"budget": None, "program": "plain", "remember": REMEMBERED}
@@ -97,12 +99,13 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanReque
     if chosen["budget"] is None:
         if extra:
             raise RunError(f"{', '.join(map(repr, extra))} is for plans: give a budget too, such as '8GiB'")
-        return PROGRAMS[name], remember
+        return PROGRAMS[name], remember, None
     if "program" in options:
         raise RunError("give a budget or the name of a program, not both")
+    bucket = parse_bucket(extra.pop("bucket", None))
     request = PlanRequest.of(chosen["budget"], crossing=False, **extra)
     check_optimizer(request.optimizer, request.offload)
-    return request, remember
+    return request, remember, bucket
 
 
 def compile_with(
@@ -186,6 +189,22 @@ def compile_planned(
         return alive(module, leaves, inputs, (request, seen), lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
+
+
+def _live(module: fx.GraphModule, inputs: Sequence[Any], step: LiveStep, remember: int) -> Callable[..., Any]:
+    """A graph of a function that ``torch.compile`` compiles: all of it, or one of several."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    broken = reason is not None and getattr(reason, "graph_break", False)
+    alone: Callable[..., Any] | None = None
+    if broken:
+        try:
+            step.run_several()
+        except LowtideError as error:
+            raise_through(error)
+    elif not step.several:
+        request = step.together.request
+        alone = compile_planned(module, inputs, request, remember=remember, plans=step.shapes)
+    return LiveGraph(step, alone, lambda: _subgraph(module, step, remember))
 
 
 def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Callable[..., Any]:
