@@ -67,6 +67,7 @@ ROOMS = {
         "branches": set(),
         "eager": {"branches"},
         "step": {"refusal", "eager"},
+        "shapes": {"eager", "step"},
         "operators": {"step"},
         "tiles": {"refusal", "eager", "step", "operators"},
         "groups": {"step"},

@@ -11,12 +11,12 @@ from lowtide.errors import GraphBreakError, LowtideError, RunError
 from lowtide.execute.breaks.live import LiveGraph, LiveStep, live_step
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
-from lowtide.execute.compile.family import Family
+from lowtide.execute.compile.family import Family, Shapes
 from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
 from lowtide.execute.memory.optimizer_state import check_optimizer
-from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
+from lowtide.execute.planning.other_shapes import Bucket, parse_bucket
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.plan_tiles import has_loop
 from lowtide.graph import Graph
@@ -161,11 +161,11 @@ def compile_planned(
     remember: int = REMEMBERED,
     rehearsal: Rehearsal | None = None,
     subgraphs: Subgraphs | None = None,
-    plans: ShapePlans | None = None,
+    shapes: Shapes | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. The ``plans`` for other shapes help with new ones. The ``rehearsal`` says
+    ``seen`` is shown each plan. What is known of other ``shapes`` helps with new ones. The ``rehearsal`` says
     whether a call is for a plan alone. Where the module is one of the ``subgraphs`` of a step, it shares the
     budget with the others.
     """
@@ -177,7 +177,7 @@ def compile_planned(
         refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
 
-        alone = Family(lambda: None, plans)
+        alone = Family(lambda: None, shapes)
 
         def compiled(
             static: fx.GraphModule, leaves: Sequence[Leaf], family: Family = alone
@@ -185,7 +185,7 @@ def compile_planned(
             return Planned(static, leaves, learned(), request, seen, rehearses, family)
 
         if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (request, seen), remember, plans)
+            return Remembering(module, leaves, compiled, (request, seen), remember, shapes)
         return alive(module, leaves, inputs, (request, seen), lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
@@ -203,7 +203,7 @@ def _live(module: fx.GraphModule, inputs: Sequence[Any], step: LiveStep, remembe
             raise_through(error)
     elif not step.several:
         request = step.together.request
-        alone = compile_planned(module, inputs, request, remember=remember, plans=step.shapes)
+        alone = compile_planned(module, inputs, request, remember=remember, shapes=step.shapes)
     return LiveGraph(step, alone, lambda: _subgraph(module, step, remember))
 
 

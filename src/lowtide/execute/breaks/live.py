@@ -17,6 +17,7 @@ import torch
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.subgraphs import Subgraphs
+from lowtide.execute.compile.family import Shapes
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.eager.nothing_ran import calls_begun
@@ -41,7 +42,7 @@ class LiveStep(Subgraphs):
     def __init__(self, options: Mapping[str, Any], request: PlanRequest, bucket: Bucket = None) -> None:
         super().__init__(request)
         self.options = options
-        self.shapes = ShapePlans(bucket)
+        self.shapes = Shapes(ShapePlans(bucket))
         self.together.live = True
         self.several = False
         """Whether a call runs several graphs, as far as is known."""

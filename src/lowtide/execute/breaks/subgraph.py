@@ -21,7 +21,7 @@ from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import plan_joint
+from lowtide.execute.planning.plan_step import StepPlanner
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.runtime.witness import Witness
@@ -220,7 +220,8 @@ class Subgraph(Planned):
             peak: int, between: int, *, smallest: bool = False, request: PlanRequest = limited, run: Any = run
         ) -> Plan:
             asked = replace(request, budget=Budget(bytes=peak))
-            return plan_joint(joint, run, _Alone(room, between), asked, pinned=pinned, smallest=smallest)
+            planner = StepPlanner(joint, _Alone(room, between), pinned=pinned)
+            return planner.plan(run, asked, smallest=smallest)
 
         self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
         if self.together.tiles:
