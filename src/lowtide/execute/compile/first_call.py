@@ -97,11 +97,16 @@ class FirstCall(ABC):
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
+            module = self.laid_out(arguments)
             self._aot = self.family.aot(
-                self.module, self.leaves, arguments, self.layouts, self.boundary, fused=self._fused
+                module, self.leaves, arguments, self.layouts, self.boundary, fused=self._fused
             )
         with collector_paused() if self._ran_before else contextlib.nullcontext():
             return self._aot.compiled(program, watch, self._state)
+
+    def laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:  # noqa: ARG002
+        """The function as it is traced, with the layouts that its tensors are to have."""
+        return self.module
 
     @property
     def _ran_before(self) -> bool:
