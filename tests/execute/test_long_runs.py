@@ -70,6 +70,7 @@ def test_a_thousand_steps_take_no_more_memory_than_the_first(kind, steps):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("kind", "steps"), [(Network, 1000), (Breaking, 400)])
 def test_a_thousand_steps_take_no_more_memory_on_a_gpu(kind, steps):
     torch._dynamo.reset()
