@@ -242,8 +242,8 @@ def forget_kernels(operator: Any) -> None:
 
 
 def calls_are_watched() -> bool:
-    """Whether some mode is shown every call of an operator in this thread. Seen in 2.11, 2.13."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+    """Whether a dispatch mode is shown every call of an operator in this thread. Seen in 2.11, 2.13."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def is_excluded(key: DispatchKey) -> bool:

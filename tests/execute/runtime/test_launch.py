@@ -7,6 +7,7 @@ from torch import nn
 from lowtide.execute.backend import PROGRAMS, compile_with
 from lowtide.execute.runtime import interpreter as interpreters
 from lowtide.execute.runtime.instructions import Running
+from lowtide.torch_internals import TorchDispatchMode
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,23 @@ def test_calls_leave_what_the_instructions_leave(program, monkeypatch):
     for one, two, three in zip(expected, calls, lines, strict=True):
         assert torch.equal(one, two)
         assert torch.equal(one, three)
+
+
+def test_a_dispatch_mode_is_shown_every_operator():
+    class Kinds(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            kinds.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    kinds = []
+    model, x = Attention(), torch.randn(2, 4, 8)
+    step, made = compiled(loss_of)
+    loss = step(model, x)
+    with Kinds():  # torch runs no compiled forward in one
+        loss.backward()
+    runs = [line for line in made[-1]._backward if isinstance(line, Running)]
+    views = [line for line in runs if made[-1].joint.graph.ops[line.op].kind == "aten.view"]
+    assert kinds.count("aten.view.default") >= len(views) > 4
 
 
 def test_views_that_no_operator_reads_are_not_made():
