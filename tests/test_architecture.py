@@ -74,7 +74,8 @@ ROOMS = {
     },
     "execute": {
         "memory": set(),
-        "runtime": {"memory"},
+        "calls": set(),
+        "runtime": {"memory", "calls"},
         "planning": {"memory", "runtime"},
         "tiling": {"memory", "runtime", "planning"},
         "kernels": set(),

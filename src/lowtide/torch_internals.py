@@ -24,6 +24,9 @@ import torch._decomp
 # Asks a subclass of Tensor as a plain tensor; names the kernels of an operator. Seen in 2.11, 2.13, 2.14.
 from torch._C import DisableTorchFunctionSubclass, DispatchKey
 
+# A tensor on another's storage, by sizes, strides and how much further it begins. Seen in 2.11, 2.13.
+from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret  # type: ignore[attr-defined]
+
 # The context that AOTAutograd traces in, with its mode of fake tensors. Seen in 2.11, 2.13, 2.14.
 from torch._guards import TracingContext, tracing
 
@@ -89,6 +92,7 @@ __all__ = [
     "autocast_disabled",
     "backward_keeps_graph",
     "boxed",
+    "calls_are_watched",
     "dynamo_config",
     "empty_host_cache",
     "expressions",
@@ -106,6 +110,7 @@ __all__ = [
     "part_of_compiler",
     "pause_device",
     "record_range",
+    "reinterpret",
     "running_sequence_number",
     "saved_tensors_are_hooked",
     "schema_of",
@@ -123,6 +128,7 @@ __all__ = [
     "trust_no_dict_versions",
     "version_of",
     "weak_storage",
+    "without_python",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -223,6 +229,11 @@ def schema_of(target: Any) -> Any:
     return getattr(target, "_schema", None)
 
 
+def without_python(target: Any) -> Any:
+    """What an operator calls, without its Python; another function as it is. Seen in 2.11, 2.13."""
+    return target._op if type(target) is OpOverload else target
+
+
 def overload_name(target: Any) -> str:
     """The name of an operator's overload; empty for another function. Seen in 2.11, 2.13, 2.14."""
     return str(getattr(target, "_overloadname", ""))
@@ -235,6 +246,11 @@ def forget_kernels(operator: Any) -> None:
 
 MATMUL_TAKES_SYMBOLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 """Whether the built-in ``matmul`` is traced with symbols for sizes: not in 2.11, it is in 2.13."""
+
+
+def calls_are_watched() -> bool:
+    """Whether a dispatch mode is shown every call of an operator in this thread. Seen in 2.11, 2.13."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def is_excluded(key: DispatchKey) -> bool:

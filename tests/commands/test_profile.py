@@ -62,6 +62,7 @@ def test_a_measured_step_reads_back_with_every_figure(profile_of_unet):
     assert summary["peak"]["bytes"] == view["peak_bytes"] > 0
     assert all(value is not None for value in summary["seconds"].values())
     assert summary["seconds"]["span"] == view["step_seconds"] > 0
+    assert view["alone_seconds"] == view["host_seconds"] > 0, "on a CPU operators run on the host"
     for row in shown("top", path, "--limit", "0")["rows"]:
         for key in ("seconds", "flop", "bytes", "workspace_bytes"):
             assert row[key] is not None, row
@@ -242,6 +243,7 @@ def test_without_time_figures_are_taken_once_and_say_so(tmp_path):
 def test_estimates_are_marked_and_need_no_run(tmp_path):
     view = profile("convpool", tmp_path / "a.json", "--cost", "estimated")
     assert (view["cost"], view["step_seconds"], view["workspace_bytes"]) == ("estimated", None, None)
+    assert view["host_seconds"] is None
     step = read_file(tmp_path / "a.json").step
     origins = {f.origin for c in step.costs for f in (c.seconds, c.flop, c.bytes_moved)}
     assert origins == {Origin.ESTIMATED}

@@ -25,7 +25,8 @@ def test_run_prints_the_keys_that_are_promised():
     result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "--json"])
     assert result.exit_code == 0, result.output
     view = json.loads(result.stdout)
-    assert set(view["eager"]) == set(view["measured"]) == {"peak_bytes", "seconds"}
+    assert set(view["eager"]) == set(view["measured"]) == {"peak_bytes", "seconds", "host_seconds"}
+    assert all(view[way]["host_seconds"] == view[way]["seconds"] for way in ("eager", "measured")), "on a CPU"
     assert set(view["predicted"]) == {"peak_bytes"}
     assert view["loss_equal"] is view["bitwise"] is True
     assert view["max_rel_grad_diff"] == 0
@@ -34,6 +35,7 @@ def test_run_prints_the_keys_that_are_promised():
 def test_run_says_that_nothing_changed():
     result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "--program", "recompute-all"])
     assert "bitwise equal" in result.stdout
+    assert result.stdout.count("  host ") == 2
 
 
 def test_a_program_in_a_file_runs(tmp_path):

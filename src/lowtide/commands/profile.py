@@ -146,6 +146,8 @@ def _view(made: Profile, target: str, output: str, device: str, cost: str) -> di
         "disturbed": measured.disturbed if measured else None,
         "seconds": _total(step, "seconds"),
         "step_seconds": max(s.end for s in spans) - min(s.start for s in spans) if spans else None,
+        "alone_seconds": None if made.launching is None else made.launching.step_seconds,
+        "host_seconds": None if made.launching is None else made.launching.host_seconds,
         "flop": _total(step, "flop"),
         "bytes_moved": _total(step, "bytes_moved"),
         "workspace_bytes": max(
@@ -176,6 +178,10 @@ def _print(view: dict[str, Any]) -> None:
     step = view["step_seconds"]
     whole = "" if step is None else f"; one step took {format_seconds(step)}"
     say(f"  time        {mark}{format_seconds(view['seconds'])} in operators{whole}")
+    if view["host_seconds"] is not None:
+        share = f"{view['host_seconds'] / view['alone_seconds']:.0%}"
+        alone = f"{format_seconds(view['alone_seconds'])} when nobody watches"
+        say(f"  host        {format_seconds(view['host_seconds'])} to launch a step, {share} of {alone}")
     say(f"  work        {format_count(view['flop'], 'FLOP')}, {format_bytes(view['bytes_moved'])} moved")
     workspace = view["workspace_bytes"]
     largest = "" if workspace is None else f", largest workspace {format_bytes(workspace)}"

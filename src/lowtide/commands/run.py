@@ -141,8 +141,9 @@ def _print(built: Built, device: str, program: str, plan: Plan | None, found: Co
     runs = f"{found.runs} runs of {found.operators} operators"
     say(f"{printable(built.name)} on {device}, program {printable(program)}{tiles}: {runs}")
     eager, ours = found.eager, found.measured
-    say(f"  eager     {format_bytes(eager.peak_bytes):>12}  {format_seconds(eager.seconds):>12}")
-    say(f"  program   {format_bytes(ours.peak_bytes):>12}  {format_seconds(ours.seconds):>12}")
+    for name, side in (("eager", eager), ("program", ours)):
+        host = f"host {format_seconds(side.host_seconds)}"
+        say(f"  {name:<9} {format_bytes(side.peak_bytes):>12}  {format_seconds(side.seconds):>12}  {host}")
     say(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"

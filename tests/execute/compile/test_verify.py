@@ -11,7 +11,7 @@ from lowtide.errors import RunError
 from lowtide.execute.compile import verify
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.verify import Verification
-from lowtide.execute.runtime import instructions as lines
+from lowtide.execute.runtime import launch
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +42,19 @@ def fitted(**options):
 
 def scale_tanh_backward(monkeypatch, by):
     """Let the executor run one operator of backward wrongly."""
-    ran = lines.Running.__call__
+    call_of = launch._call
 
-    def run(self, frame):
-        ran(self, frame)
-        if self.function is torch.ops.aten.tanh_backward.default:
-            for t in self.outputs:
+    def wrong_call_of(line):
+        call = call_of(line)
+
+        def wrong(frame):
+            call(frame)
+            for t in line.outputs:
                 frame.table[t].mul_(by)
 
-    monkeypatch.setattr(lines.Running, "__call__", run)
+        return wrong if line.function is torch.ops.aten.tanh_backward.default else call
+
+    monkeypatch.setattr(launch, "_call", wrong_call_of)
 
 
 @pytest.fixture

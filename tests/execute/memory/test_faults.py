@@ -18,6 +18,7 @@ from lowtide.errors import RunError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.memory import host
 from lowtide.execute.runtime import copies as transfer
+from lowtide.execute.runtime import interpreter
 from lowtide.execute.runtime.copies import transfers
 from lowtide.execute.runtime.instructions import Running
 from lowtide.execute.runtime.snapshot import Snapshot
@@ -110,6 +111,7 @@ class Faulty:
                 line.function = function
 
         monkeypatch.setattr(Running, "__call__", call)
+        monkeypatch.setattr(interpreter, "calls_are_watched", lambda: True)  # then lines run as they are
 
     def at(self, operator, error):
         self.left, self.error = operator + 1, error

@@ -67,6 +67,18 @@ def added(before):
     return [tuple(one.shape) for one in tensors() if id(one) not in known]
 
 
+def break_call(interpreter, part, position, monkeypatch):
+    """Make one of the calls of a part raise, with the tensors of the step in its frame."""
+
+    def fail(frame):
+        given = [one for one in frame.table if one is not None]
+        raise BrokenError(f"no more memory for {len(given)} tensors")
+
+    calls = list(getattr(interpreter, part))
+    calls[position] = fail
+    monkeypatch.setattr(interpreter, part, calls)
+
+
 def break_once(lines, position, monkeypatch):
     """Make the operator at this place raise, as if the device had run out of memory in it."""
     line = [line for line in lines if isinstance(line, Running)][position]
@@ -115,7 +127,7 @@ def test_an_error_in_forward(setup, monkeypatch, position):
     x = batch()
     before = tensors()
     with monkeypatch.context() as patch:
-        break_once(interpreter._forward, position, patch)
+        break_call(interpreter, "_quick_forward", position, patch)
         with pytest.raises(BrokenError, match="no more memory") as caught:
             step(model, x)
     assert caught.value.__traceback__ is not None
@@ -137,7 +149,7 @@ def test_an_error_in_backward(setup, monkeypatch, position):
     before = tensors()
     loss = step(model, batch())
     with monkeypatch.context() as patch:
-        break_once(interpreter._backward, position, patch)
+        break_call(interpreter, "_quick_backward", position, patch)
         with pytest.raises(BrokenError, match="no more memory") as caught:
             loss.backward()
     assert caught.value.__traceback__ is not None

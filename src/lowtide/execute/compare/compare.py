@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx, nn
 from lowtide.cost.watch import Allocations, Marker, timing_event, watch_cpu, watch_cuda
 from lowtide.errors import BudgetError, CaptureError, RunError
 from lowtide.execute.backend import Planner, compile_with
+from lowtide.execute.compare.launching import launching
 from lowtide.execute.compare.timeline import StorageMarker
 from lowtide.execute.compile.bits import largest_difference, same_bits
 from lowtide.execute.compile.user_code import check_loss, in_the_users_terms, users_step
@@ -46,6 +48,8 @@ class MeasuredSide:
 
     peak_bytes: int
     seconds: float
+    host_seconds: float
+    """Until the host has handed a step to the device; on the CPU operators run on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +257,11 @@ def compare(
     after = subject.outcome(result)
     progress("timing both")
     seconds = _timed(subject, [eagerly, planned], repeats)
+    host = _launched(subject, [eagerly, planned], repeats, seconds)
     subject.reset()
     return Comparison(
-        eager=MeasuredSide(resident + eager.peak_bytes, seconds[0]),
-        measured=MeasuredSide(resident + ours.peak_bytes, seconds[1]),
+        eager=MeasuredSide(resident + eager.peak_bytes, seconds[0], host[0]),
+        measured=MeasuredSide(resident + ours.peak_bytes, seconds[1], host[1]),
         predicted_peak_bytes=_predicted(graph, program, marked, resident),
         loss_equal=same_bits(before.loss, after.loss),
         bitwise=_equal(before, after),
@@ -296,6 +301,16 @@ def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]
             subject.reset()
             times[k].append(clock(subject, way))
     return [statistics.median(taken[1:]) for taken in times]
+
+
+def _launched(subject: _Subject, ways: Sequence[_Way], repeats: int, seconds: Sequence[float]) -> list[float]:
+    """The median time until the call of a step of each returns; on the CPU, where nothing is left, all."""
+    if subject.device.type != "cuda" or not repeats:
+        return list(seconds)
+    return [
+        launching(partial(subject.step, way), subject.device, repeats, subject.reset).host_seconds
+        for way in ways
+    ]
 
 
 def _on_host(subject: _Subject, way: _Way) -> float:

@@ -19,6 +19,7 @@ from lowtide.cost.record import record
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.backend import compile_with
+from lowtide.execute.compare.launching import Launching, launching
 from lowtide.execute.compile.trial import untouched
 from lowtide.execute.compile.user_code import check_loss, check_number, in_the_users_terms, too_large
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -42,6 +43,8 @@ class Profile:
 
     step: Step
     measured: Measured | None = None
+    launching: Launching | None = None
+    """What a step takes when nobody watches it; None for estimates."""
 
 
 def measured_profile(
@@ -69,14 +72,16 @@ def measured_profile(
         graph = captured.joint.graph if ending is None else ending.graph
         targets = [call.target for call in captured.joint.calls] + ([] if ending is None else ending.targets)
 
-        def run(marker: Marker) -> None:
+        def run(marker: Marker | None) -> None:
             captured.run(marker)
             if ending is not None:
                 ending.run(example[0], marker)
 
         found = measure(graph, targets, run, cache=cache, time_limit=time_limit, progress=progress)
         spans = record(graph, run)
-    return Profile(_step(graph, found.costs, environment, spans, tuple(_notes(found))), found)
+        device = next((value.device for value in captured.joint.values if value.is_cuda), torch.device("cpu"))
+        alone = launching(lambda: run(None), device, before=lambda: _without_gradients(_leaves(example)))
+    return Profile(_step(graph, found.costs, environment, spans, tuple(_notes(found))), found, alone)
 
 
 def _notes(found: Measured) -> Iterator[Note]:
@@ -125,7 +130,7 @@ class _Compiled:
     """A step, and how to run it once with a marker."""
 
     joint: Joint
-    run: Callable[[Marker], None]
+    run: Callable[[Marker | None], None]
 
 
 class _Enough(Exception):  # noqa: N818  it is no error
@@ -163,7 +168,7 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
     if len(made) != 1:
         raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
 
-    def run(marker: Marker) -> None:
+    def run(marker: Marker | None) -> None:
         made[0].marker = marker
         try:
             once()
@@ -193,17 +198,27 @@ def _check_loss(joint: Joint) -> None:
 @contextlib.contextmanager
 def _untouched(example: Sequence[Any], *, parameters: bool = False) -> Iterator[None]:
     """Afterwards gradients, buffers, random states and, if asked, parameters are what they were."""
-    modules = [part for part in example if isinstance(part, nn.Module)]
-    tensors = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
-    tensors += [parameter for module in modules for parameter in module.parameters()]
+    modules, tensors = [part for part in example if isinstance(part, nn.Module)], _leaves(example)
     changed = [buffer for module in modules for buffer in module.buffers()]
     changed += [p for module in modules for p in module.parameters()] if parameters else []
     gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
     with untouched(changed, [tensor.device for tensor in tensors]):
         try:
-            for tensor, _ in gradients:
-                tensor.grad = None
+            _without_gradients([tensor for tensor, _ in gradients])
             yield
         finally:
             for tensor, gradient in gradients:
                 tensor.grad = gradient
+
+
+def _leaves(example: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors of an example, with the parameters of its modules."""
+    tensors = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
+    modules = [part for part in example if isinstance(part, nn.Module)]
+    return tensors + [parameter for module in modules for parameter in module.parameters()]
+
+
+def _without_gradients(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_leaf:
+            tensor.grad = None

@@ -123,15 +123,16 @@ class FirstCall(ABC):
     ) -> bool:
         """Whether all results of one step, which leaves no trace, are what the capture says of them.
 
-        ``left`` is shown what the step leaves behind.
+        ``left`` is shown what a second step leaves behind, which runs as those of training will.
         """
         interpreter.watched.witness = witness
         before = witness.differing
         try:
             with called_before() if self._ran_before else contextlib.nullcontext():
-                outcome = stepped(function, arguments, self.leaves, interpreter.joint)
+                stepped(function, arguments, self.leaves, interpreter.joint, kept=False)
             if left is not None and witness.differing == before:
-                left(outcome)
+                interpreter.watched.witness = None
+                left(stepped(function, arguments, self.leaves, interpreter.joint))
         except LowtideError:
             raise
         except Exception as error:  # what was captured wrongly may end in anything

@@ -20,7 +20,7 @@ import torch
 
 from lowtide.errors import RunError
 from lowtide.execute.memory.host import available_bytes
-from lowtide.execute.runtime.pinned import PinnedPool
+from lowtide.execute.memory.pinned import PinnedPool
 from lowtide.torch_internals import empty_host_cache
 from lowtide.units import format_bytes
 

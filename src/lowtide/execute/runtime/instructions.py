@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
-from lowtide.execute.runtime.copies import Form, Transfers
+from lowtide.execute.calls.random_state import random_state, replayed
+from lowtide.execute.runtime.copies import Form
+from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.in_place import in_place_variant
-from lowtide.execute.runtime.parameter_offload import Traveller, bring_back
-from lowtide.execute.runtime.random_state import random_state, replayed
-from lowtide.execute.runtime.witness import Saw
+from lowtide.execute.runtime.parameter_offload import Traveller
 from lowtide.graph import LOOP
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.program.short_reruns import JOINED
@@ -24,66 +22,10 @@ from lowtide.trace.eager.updates import without_update
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["Frame", "Line", "Running", "prepared", "random_again", "run_lines"]
-
-
-class Frame:
-    """What a part of a Program works on: tensors, random states, bytes on the host, copies under way."""
-
-    __slots__ = (
-        "able",
-        "hosts",
-        "incoming",
-        "outgoing",
-        "sent",
-        "states",
-        "table",
-        "transfers",
-        "travellers",
-        "witness",
-    )
-
-    def __init__(
-        self,
-        tensors: int,
-        states: list[torch.Tensor | None],
-        transfers: Transfers | None,
-        witness: Saw | None = None,
-    ) -> None:
-        self.witness = witness
-        """Shown what each operator gives, while somebody holds it against the capture."""
-        self.table: list[Any] = [None] * tensors
-        self.states = states
-        self.hosts: dict[int, torch.Tensor] = {}
-        self.sent: dict[int, tuple[Any, Form]] = {}
-        """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""
-        self.outgoing: dict[int, Any] = {}
-        self.incoming: dict[int, Any] = {}
-        self.transfers = transfers
-        self.travellers: dict[int, Traveller] = {}
-        """Leaves that were sent to the host."""
-        self.able: frozenset[int] = frozenset()
-        """Leaves that own their memory alone."""
-
-    def settle(self) -> None:
-        """From here on whatever comes back from the host is there: who reads it next does not wait."""
-        for ticket in self.incoming.values():
-            assert self.transfers is not None
-            self.transfers.wait(ticket)
-        self.incoming.clear()
-
-    def clear(self) -> None:
-        """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
-        try:
-            if self.transfers is not None:
-                self.transfers.settle()
-        finally:
-            for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
-                part.clear()
-            for one in self.travellers.values():
-                one.hide()
-            with contextlib.suppress(Exception):
-                bring_back(self.travellers.values())
+__all__ = [
+    "AlreadyRun", "Dropping", "Fetching", "Line", "Running", "Sending", "filled", "prepared",
+    "random_again", "run_lines",
+]  # fmt: skip
 
 
 class Line:
@@ -96,7 +38,7 @@ class Line:
         raise NotImplementedError(f"{type(self).__name__}: {len(frame.table)} tensors")
 
 
-class _Dropping(Line):
+class Dropping(Line):
     """Clears places of the table, and takes memory from leaves; what is still being copied is waited for."""
 
     __slots__ = ("leaves", "tensors", "travelling")
@@ -106,7 +48,13 @@ class _Dropping(Line):
         self.tensors = tuple(t for t in tensors if t not in leaves)
         self.travelling = tuple(t for t in travelling if t not in leaves)
 
+    @property
+    def simple(self) -> bool:
+        """Whether it clears places of the table and does nothing else."""
+        return not self.travelling and not self.leaves
+
     def __call__(self, frame: Frame) -> None:
+        """Let go."""
         for tensor in self.travelling:
             assert frame.transfers is not None
             frame.transfers.wait(frame.outgoing.pop(tensor, None))
@@ -120,7 +68,7 @@ class _Dropping(Line):
                 frame.travellers[tensor].leave()
 
 
-class _Sending(Line):
+class Sending(Line):
     """Starts a copy to the host."""
 
     __slots__ = ("tensor",)
@@ -129,6 +77,7 @@ class _Sending(Line):
         self.tensor = tensor
 
     def __call__(self, frame: Frame) -> None:
+        """Start."""
         assert frame.transfers is not None
         value = frame.table[self.tensor]
         host, ticket = frame.transfers.send(value)
@@ -164,7 +113,7 @@ class _FetchingLeaf(Line):
             frame.incoming[self.tensor] = frame.travellers[self.tensor].come_back()
 
 
-class _Fetching(Line):
+class Fetching(Line):
     """Takes memory and starts a copy from the host."""
 
     __slots__ = ("last", "tensor")
@@ -173,6 +122,7 @@ class _Fetching(Line):
         self.tensor, self.last = tensor, last
 
     def __call__(self, frame: Frame) -> None:
+        """Start."""
         assert frame.transfers is not None
         host, (sent, form) = frame.hosts[self.tensor], frame.sent[self.tensor]
         value, ticket = frame.transfers.fetch(host, sent, form)
@@ -240,6 +190,11 @@ class Running(Line):
         last = joint.calls[joined[-1]] if joined else call
         self.outputs, self.several = last.results[:1], False
 
+    def read(self) -> Iterator[int]:
+        """The tensors that it takes from the table."""
+        for _, tensor, items in (*self.fill[0], *self.fill[1]):
+            yield from (tensor,) if items is None else (item[0] for item in items if type(item) is tuple)
+
     def __call__(self, frame: Frame) -> None:
         """Run the operator."""
         table = frame.table
@@ -248,11 +203,11 @@ class Running(Line):
             frame.transfers.wait(frame.incoming.pop(tensor, None))
         args, kwargs = self.args.copy(), self.kwargs
         for position, tensor, items in self.fill[0]:
-            args[position] = table[tensor] if items is None else _filled(items, table)
+            args[position] = table[tensor] if items is None else filled(items, table)
         if self.fill[1]:
             kwargs = kwargs.copy()
             for name, tensor, items in self.fill[1]:
-                kwargs[name] = table[tensor] if items is None else _filled(items, table)
+                kwargs[name] = table[tensor] if items is None else filled(items, table)
         if self.state is None:
             result = self.function(*args, **kwargs)
         elif self.store_state:
@@ -275,7 +230,7 @@ class Running(Line):
                 table[tensor] = value
 
 
-class _Done(Running):
+class AlreadyRun(Running):
     """An operator that ran as part of the short run before it."""
 
     __slots__ = ()
@@ -311,17 +266,17 @@ def prepared(
             if line.tensor in leaves:
                 return _SendingLeaf(line.tensor)
             out.add(line.tensor)
-            return _Sending(line.tensor)
+            return Sending(line.tensor)
         if isinstance(line, Fetch):
             coming.add(line.tensor)
             if line.tensor in leaves:
                 return _FetchingLeaf(line.tensor)
-            return _Fetching(line.tensor, last[line.tensor] == position)
+            return Fetching(line.tensor, last[line.tensor] == position)
         if isinstance(line, Drop):
             travelling = tuple(t for t in line.tensors if t in out or t in coming)
             out.difference_update(travelling)
             coming.difference_update(travelling)
-            return _Dropping(line.tensors, travelling, leaves)
+            return Dropping(line.tensors, travelling, leaves)
         first = line.op not in seen
         seen.add(line.op)
         joined = _joined(joint, program.instructions, position) if line.short else ()
@@ -330,7 +285,7 @@ def prepared(
         awaited = tuple(t for t in sorted(coming) if storages[t] in read)
         coming.difference_update(awaited)
         if line.short and joint.graph.ops[line.op].kind in JOINED:
-            return _Done(joint, Run(line.op), None, first, ())
+            return AlreadyRun(joint, Run(line.op), None, first, ())
         if isinstance(line, Loop):
             assert loops is not None
             turning = loops(joint.calls[line.op].target, line, program.bodies)
@@ -365,10 +320,14 @@ def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[
     return tuple(found)
 
 
-def run_lines(lines: Iterable[Line], frame: Frame, marker: Marker | None = None) -> None:
+def run_lines(lines: Iterable[Callable[[Frame], None]], frame: Frame, marker: Marker | None = None) -> None:
     """Run prepared instructions; a marker is told of each operator."""
+    if marker is None:
+        for line in lines:
+            line(frame)
+        return
     for line in lines:
-        if marker is None or not isinstance(line, Running):
+        if not isinstance(line, Running):
             line(frame)
             continue
         marker.before(line.op)
@@ -388,5 +347,6 @@ def _fill(joint: Joint, arguments: Iterable[tuple[Any, Any]]) -> Iterator[tuple[
             yield place, -1, [(joint.tensor_of[i],) if isinstance(i, fx.Node) else i for i in value]
 
 
-def _filled(items: list[Any], table: list[Any]) -> list[Any]:
+def filled(items: list[Any], table: list[Any]) -> list[Any]:
+    """A list of arguments with its tensors from the table."""
     return [table[item[0]] if type(item) is tuple else item for item in items]

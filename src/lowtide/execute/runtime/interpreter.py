@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 
 from lowtide.cost.watch import Marker
+from lowtide.execute.calls.views import Views
 from lowtide.execute.memory.out_of_memory import in_spite_of
 from lowtide.execute.runtime.copies import Form, Transfers, transfers
 from lowtide.execute.runtime.fits import refuse_invalid
-from lowtide.execute.runtime.handover import fetched_by_backward, handed_over, old_values
-from lowtide.execute.runtime.instructions import Frame, Line, prepared, random_again, run_lines
+from lowtide.execute.runtime.frame import Frame
+from lowtide.execute.runtime.handover import fetched_by_backward, handed_over, old_values, without_views
+from lowtide.execute.runtime.instructions import Line, prepared, random_again, run_lines
+from lowtide.execute.runtime.launch import Launch, Step
 from lowtide.execute.runtime.parameter_offload import Traveller, bring_back, everything_away, may_leave
 from lowtide.execute.runtime.snapshot import Snapshot
 from lowtide.execute.runtime.tile_loop import Turning
@@ -22,7 +26,7 @@ from lowtide.execute.runtime.witness import Watched
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.result.plan import Plan
-from lowtide.torch_internals import saved_tensors_are_hooked
+from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
 from lowtide.trace.eager.nothing_ran import program_ran
 from lowtide.trace.step.joint import Joint
 
@@ -61,8 +65,13 @@ class Interpreter:
         ran = {line.op for line in program.forward if isinstance(line, Run)}
         self.states = tuple(k for k, op in enumerate(self._states) if op in ran)
         """Which of the random states that are kept forward hands to backward."""
-        old = old_values(joint.graph)
-        self.saved = handed_over(joint, program, self.leaves, old)
+        old, self._views = old_values(joint.graph), Views(joint)
+        named = handed_over(joint, program, self.leaves, old)
+        handover = without_views(joint, program, self._views, named, old)
+        self.saved = handover.saved
+        self._again = handover.again
+        self._for_views = frozenset(self.saved).difference(named)
+        """What is handed over for the sake of views alone."""
         self.hosts = fetched_by_backward(program, self.leaves)
         """Tensors that forward leaves on the host for backward."""
         self.copied = old.intersection(self.saved)
@@ -77,12 +86,47 @@ class Interpreter:
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
         loops = partial(Turning, watched=self.watched)
-        self._forward, self._backward = prepared(joint, program, self._states, self.leaves, loops)
+        prepares = Program(handover.forward, program.backward, program.bodies)
+        self._forward, self._backward = prepared(joint, prepares, self._states, self.leaves, loops)
+        self._quick_forward, self._quick_undisturbed = self._launch_forward()
+        self._quick_backward = self._launch_backward(named)
         self._transfers = _lanes(joint, program)
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
         self._sent: dict[int, Any] = {}
         """Tickets of copies to the host that forward started, by address, for the backward to come."""
+
+    def _launch_forward(self) -> tuple[list[Step], int]:
+        """Forward when nobody watches, and how many of its calls come before the first update."""
+        joint = self.joint
+        held = [t for t in (*joint.inputs, *joint.constants) if t is not None]
+        leaving = [t for t in (*joint.outputs, *self.saved) if t is not None]
+        launch = Launch(joint, self._views, held, leaving)
+        for line in self._forward[: self._undisturbed]:
+            launch.add(line)
+        before = len(launch.steps)
+        for line in self._forward[self._undisturbed :]:
+            launch.add(line)
+        return launch.steps, before
+
+    def _launch_backward(self, named: Sequence[int]) -> list[Step]:
+        joint = self.joint
+        later = dict(self._again)
+        held = [t for t in (*named, *joint.tangents, *joint.constants) if t not in later]
+        gradients = [t for t in joint.gradients if t is not None]
+        launch = Launch(joint, self._views, held, self._shared(gradients), self._again)
+        for line in self._backward:
+            launch.add(line)
+        launch.give(gradients)
+        return launch.steps
+
+    def _shared(self, gradients: Sequence[int]) -> list[int]:
+        """Gradients on memory that something else outlives backward on: another gradient, or what came in."""
+        joint, storages = self.joint, self.joint.graph.storages()
+        came = (*self.saved, *joint.inputs, *joint.tangents, *joint.constants)
+        others = {storages[t] for t in came if t is not None}
+        users = Counter(storages[t] for t in gradients)
+        return [t for t in gradients if users[storages[t]] > 1 or storages[t] in others]
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs. Empties ``arguments``.
@@ -109,9 +153,11 @@ class Interpreter:
         self._set_out(frame, arguments)
         arguments.clear()
         before = {t: table[t].clone() for t in self.copied}
-        self._run(self._forward[: self._undisturbed], frame)
+        lines: Sequence[Line | Step] = self._quick_forward if frame.quick else self._forward
+        between = self._quick_undisturbed if frame.quick else self._undisturbed
+        run_lines(lines[:between], frame, self.marker)
         snapshot.take([table[t] for t in self._early])
-        self._run(self._forward[self._undisturbed :], frame)
+        run_lines(lines[between:], frame, self.marker)
         frame.settle()  # backward is another call
         outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
@@ -155,7 +201,11 @@ class Interpreter:
             frame.table[tensor] = value
         given.clear()
         self._go_on(frame)
-        self._run(self._backward, frame)
+        if not frame.quick:
+            self._views.restore(frame.table, self._again)
+            for tensor in self._for_views:
+                frame.table[tensor] = None
+        run_lines(self._quick_backward if frame.quick else self._backward, frame, self.marker)
         frame.settle()
         for one in frame.travellers.values():
             one.end()
@@ -213,13 +263,11 @@ class Interpreter:
 
     def _frame(self, states: list[torch.Tensor | None]) -> Frame:
         witness = self.watched.by(self.joint)
-        frame = Frame(len(self.joint.graph.tensors), states, self._transfers, witness)
+        quick = self.marker is None and witness is None and not calls_are_watched()
+        frame = Frame(len(self.joint.graph.tensors), states, self._transfers, witness, quick)
         for tensor, value in self.joint.constants.items():
             frame.table[tensor] = value
         return frame
-
-    def _run(self, lines: Sequence[Line], frame: Frame) -> None:
-        run_lines(lines, frame, self.marker)
 
     def _explain(self, error: BaseException, model: str) -> None:
         """Raise what is to be said about an error of a planned step; ``model``: the state that it is in."""

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from lowtide.cost.watch import Marker
+from lowtide.execute.calls.views import Views
 from lowtide.execute.runtime.copies import transfers
 from lowtide.execute.runtime.fits import refuse_invalid
-from lowtide.execute.runtime.instructions import Frame, prepared, random_again, run_lines
+from lowtide.execute.runtime.frame import Frame
+from lowtide.execute.runtime.instructions import prepared, random_again, run_lines
+from lowtide.execute.runtime.launch import Launch
 from lowtide.execute.runtime.witness import Watched, Witness
 from lowtide.plan.program.instructions import Body, Loop, Program, Run, Send
+from lowtide.torch_internals import calls_are_watched
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.loop import TiledRegion
 from lowtide.trace.tiles.outside import Half
@@ -38,6 +42,11 @@ class _Turn:
         loops = partial(Turning, watched=watched)
         forward, backward = prepared(joint, program, self.states, loops=loops)
         self.lines = [*forward, *backward]
+        held = [t for t in (*joint.inputs, *joint.tangents, *joint.constants) if t is not None]
+        launch = Launch(joint, Views(joint), held, [t for t in joint.outputs if t is not None])
+        for line in self.lines:
+            launch.add(line)
+        self.steps = launch.steps
         sends = any(isinstance(line, Send) for line in program.instructions)
         self.transfers = transfers(joint.values[0].device) if sends else None
 
@@ -47,7 +56,9 @@ class _Turn:
         """What the tile gives, if anything."""
         joint = self.joint
         states: list[Any] = [None] * len(self.states)
-        frame = Frame(len(joint.graph.tensors), states, self.transfers, self.watched.by(joint))
+        witness = self.watched.by(joint)
+        quick = marker is None and witness is None and not calls_are_watched()
+        frame = Frame(len(joint.graph.tensors), states, self.transfers, witness, quick)
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -57,7 +68,7 @@ class _Turn:
                 table[place] = argument
             for place in joint.tangents:
                 table[place] = tangent
-            run_lines(self.lines, frame, marker)
+            run_lines(self.steps if quick else self.lines, frame, marker)
             frame.settle()
             return next((table[t] for t in joint.outputs if t is not None), None)
         except BaseException as error:

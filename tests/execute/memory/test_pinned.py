@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.execute.runtime.pinned import PinnedPool
+from lowtide.execute.memory.pinned import PinnedPool
 
 
 @pytest.fixture(autouse=True)

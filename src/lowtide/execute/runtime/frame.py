@@ -1,0 +1,77 @@
+"""What a part of a Program works on while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from lowtide.execute.runtime.copies import Form, Transfers
+from lowtide.execute.runtime.parameter_offload import Traveller, bring_back
+from lowtide.execute.runtime.witness import Saw
+
+__all__ = ["Frame"]
+
+
+class Frame:
+    """What a part of a Program works on: tensors, random states, bytes on the host, copies under way."""
+
+    __slots__ = (
+        "able",
+        "hosts",
+        "incoming",
+        "outgoing",
+        "quick",
+        "sent",
+        "states",
+        "table",
+        "transfers",
+        "travellers",
+        "witness",
+    )
+
+    def __init__(
+        self,
+        tensors: int,
+        states: list[torch.Tensor | None],
+        transfers: Transfers | None,
+        witness: Saw | None = None,
+        quick: bool = False,
+    ) -> None:
+        self.witness = witness
+        """Shown what each operator gives, while somebody holds it against the capture."""
+        self.quick = quick
+        """Whether nobody watches: calls may be left out that change nothing."""
+        self.table: list[Any] = [None] * tensors
+        self.states = states
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.sent: dict[int, tuple[Any, Form]] = {}
+        """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""
+        self.outgoing: dict[int, Any] = {}
+        self.incoming: dict[int, Any] = {}
+        self.transfers = transfers
+        self.travellers: dict[int, Traveller] = {}
+        """Leaves that were sent to the host."""
+        self.able: frozenset[int] = frozenset()
+        """Leaves that own their memory alone."""
+
+    def settle(self) -> None:
+        """From here on whatever comes back from the host is there: who reads it next does not wait."""
+        for ticket in self.incoming.values():
+            assert self.transfers is not None
+            self.transfers.wait(ticket)
+        self.incoming.clear()
+
+    def clear(self) -> None:
+        """Let go of everything, once nothing is under way; leaves come back, now or when they are read."""
+        try:
+            if self.transfers is not None:
+                self.transfers.settle()
+        finally:
+            for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
+                part.clear()
+            for one in self.travellers.values():
+                one.hide()
+            with contextlib.suppress(Exception):
+                bring_back(self.travellers.values())
