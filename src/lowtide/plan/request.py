@@ -97,10 +97,6 @@ class PlanRequest:
         if kernels not in KERNELS:
             near = did_you_mean(str(kernels), KERNELS)
             raise PlanError(f"kernels are {' or '.join(KERNELS)}, not {kernels!r}.{near}")
-        if kernels == "fused" and "tile" in chosen:
-            raise PlanError(
-                "fused kernels are not planned in tiles yet: leave out 'tile', or kernels='fused'"
-            )
         limits = {key: options.pop(key) for key in ("time_limit", "seed", "progress") if key in options}
         return cls(parse_budget(budget), chosen, limits=Limits(**limits), **options)
 
@@ -108,8 +104,7 @@ class PlanRequest:
         """The same with methods chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
-        tiles = ("tile",) if self.kernels == "eager" else ()
-        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), *tiles])))
+        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), "tile"])))
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
+from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.runtime.fits import refuse_invalid
@@ -53,6 +54,7 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     loop = loop_of(program)
     if loop is None:
         return joint
+    joint = joint.ungrouped or joint
     boxes = [tile.over for tile in loop.tiles]
     inner, own = _inner(program), _own(program)
     try:
@@ -60,12 +62,14 @@ def with_loop(joint: Joint, program: Program) -> Joint:
         _refuse_boxes(boxes, tiling.axes)
         if own is not None:
             _refuse_boxes(own.boxes, _shape(joint, own.name))
-        return looped(
+        whole = looped(
             joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner, own=own
         )
     except CaptureError as error:
         said = f"the step cannot be cut into the tiles of the program: {error}; plan again for this step"
         raise broken(Rule.SAME_STEP, said) from error
+    compile_groups(whole, joint.kernels)
+    return whole
 
 
 def cut_as_it_runs(
@@ -147,6 +151,7 @@ def in_tiles(
     measuring them comes on top. A CaptureError
     says why it cannot be cut, an InfeasibleError that no way to cut it fits.
     """
+    joint = joint.ungrouped or joint
     least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
     budget = request.budget.bytes or 1
     if least > budget:

@@ -110,8 +110,8 @@ class Search:
     """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
 
     def spent(self) -> float:
-        """Seconds since the beginning, without those of measuring."""
-        return time.monotonic() - self.began - self.cutter.measuring
+        """Seconds since the beginning, without those of measuring and compiling."""
+        return time.monotonic() - self.began - self.cutter.measuring - self.cutter.compiling
 
     def left(self) -> float:
         """Seconds that it may still take."""
@@ -120,7 +120,11 @@ class Search:
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
         patience = time_shares.TILE_PATIENCE if self.best is None else time_shares.TILE_CONTENT
-        late = time.monotonic() - self.began > patience * self.request.limits.time_limit
+        taken = time.monotonic() - self.began - self.cutter.compiling
+        late = taken > patience * self.request.limits.time_limit or (
+            self.best is not None
+            and self.cutter.compiling > time_shares.TILE_COMPILING * self.request.limits.time_limit
+        )
         spent = self.best is not None and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
 

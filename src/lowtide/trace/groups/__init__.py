@@ -5,5 +5,5 @@ normalisations and views are one call each, a ``Group``. ``fusible`` says which 
 ``decompose`` takes apart what is better fused in pieces, ``form`` chooses the groups, ``save`` what backward
 reads of forward and what it computes again inside its groups, ``rewrite`` puts them into the graph.
 
-From outside: ``decompose``, ``rewrite``.
+From outside: ``decompose``, ``fusible``, ``rewrite``.
 """
