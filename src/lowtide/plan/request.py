@@ -74,7 +74,10 @@ class PlanRequest:
     crossing: bool = True
     """Whether parameters may be on the host between forward and backward."""
     auto: bool = False
-    """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits."""
+    """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits.
+
+    With fused kernels, tiles also where they are faster.
+    """
     kernels: str = "eager"
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     smallest_seconds: float = 0.0
@@ -118,6 +121,14 @@ class PlanRequest:
     def tiles(self) -> bool:
         """Whether the step may be cut into tiles."""
         return "tile" in self.methods
+
+    @property
+    def tiles_compete(self) -> bool:
+        """Whether tiles are looked for wherever they may be faster, not only where nothing else fits.
+
+        They change bits, as fused kernels do.
+        """
+        return self.tiles and (self.kernels == "fused" or not self.auto)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,10 @@ def classified(model, x, labels):
     return F.cross_entropy(model(x), labels)
 
 
+def squared(model, x):
+    return model(x).square().mean()
+
+
 def fitted(loss, model, *batch, **options):
     options = {"time_limit": 0.2, "cache": False, "kernels": "fused", **options}
     return lowtide.fit(loss, model, *batch, **options)
@@ -163,3 +167,33 @@ def test_half_precision_is_added_up_in_float32(one_by_one):
     once = far(whole[1:], exact[1:])
     assert away[True] <= 1.5 * once, "each part is rounded, and their sum"
     assert away[False] > 2 * once, "the sum is rounded tile by tile"
+
+
+def test_tiles_are_chosen_where_they_are_faster_than_recomputation(one_by_one, monkeypatch):
+    torch.manual_seed(0)
+    layers = [layer for k in (2, 8, 8) for layer in (nn.Conv2d(k, 8, 3, padding=1), nn.SiLU(), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(8, 2, 24, 24)
+    asked = {"budget": "75%", "cost": "estimated", "cache": True}
+    assert fitted(squared, model, x, **asked, kernels="eager").plan.decisions.tiles == 0
+    without = fitted(squared, model, x, **asked, only="recompute").plan
+    plan = fitted(squared, model, x, **asked).plan
+    assert without.decisions.recomputed
+    assert plan.decisions.tiles
+    assert plan.predicted.seconds < without.predicted.seconds
+    torch._dynamo.reset()
+    monkeypatch.setattr("lowtide.execute.compile.planned.in_tiles", None)  # the plan is known
+    assert fitted(squared, model, x, **asked).plan.program == plan.program
+
+
+def test_tiles_that_are_slower_are_not_looked_for_again(one_by_one, monkeypatch):
+    model, ids = language()
+    asked = {"budget": "100%", "cost": "estimated", "cache": True}
+    monkeypatch.setattr("lowtide.execute.compile.planned._NO_TILES", -1.0)
+    plan = fitted(loss_of, model, ids, **asked).plan
+    assert not plan.decisions.tiles
+    assert "tiles would take" in plan.no_tiles
+    torch._dynamo.reset()
+    monkeypatch.setattr("lowtide.execute.compile.planned.in_tiles", None)
+    again = fitted(loss_of, model, ids, **asked).plan
+    assert again.program == plan.program
+    assert again.no_tiles == plan.no_tiles

@@ -88,7 +88,7 @@ class Planned(FirstCall):
         self._fits = True
         """Whether the step can be run to measure it."""
         self._to_keep: tuple[Kept, Plan] | None = None
-        """A new plan in tiles, and where to put it."""
+        """A new plan in tiles, or one that is faster than those, and where to put it."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -246,7 +246,9 @@ class Planned(FirstCall):
         exactly = replace(request, budget=Budget(bytes=budget))
         try:
             with no_trace(arguments, self.leaves, joint):
-                tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left)
+                fused = whole is not None and request.kernels == "fused"
+                rival = whole.predicted.seconds if whole is not None and fused else None
+                tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left, rival=rival)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except KeyboardInterrupt:
             if whole is None:
@@ -259,16 +261,26 @@ class Planned(FirstCall):
                 refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
-            return _without_tiles(whole, request, str(error).splitlines()[0])
+            return self._untiled(whole, str(error).splitlines()[0], kept)
         if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
             slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
             whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
-            return _without_tiles(whole, request, slower)
+            return self._untiled(whole, slower, None if tiled.interrupted else kept)
         if tiled.interrupted:
             warn_interrupted()
         elif kept is not None:
             self._to_keep = kept, tiled
         return tiled
+
+    def _untiled(self, plan: Plan, why: str, kept: Kept | None) -> Plan:
+        """A plan without tiles that is faster than those in tiles; with fused kernels it is kept as such.
+
+        Tiles of those are compiled: the next time none are looked for.
+        """
+        found = _without_tiles(plan, self._request, why)
+        if kept is not None and self._request.kernels == "fused":
+            self._to_keep = kept, found
+        return found
 
     def _kept(
         self,
@@ -311,7 +323,7 @@ class Planned(FirstCall):
 
 def _good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
     """The plan without tiles where none are looked for."""
-    if not request.tiles or request.auto:
+    if not request.tiles_compete:
         return whole
     if whole.interrupted:
         return _without_tiles(whole, request, "not looked for, the search was interrupted")

@@ -144,12 +144,14 @@ def in_tiles(
     state: Sequence[torch.Tensor] = (),
     *,
     time_limit: float | None = None,
+    rival: float | None = None,
 ) -> Plan:
     """The fastest plan found that cuts the step into tiles; an optimiser's ``state`` counts in its peak.
 
     The budget of the request is in bytes. ``time_limit`` is for capturing tiles and planning with them;
-    measuring them comes on top. A CaptureError
-    says why it cannot be cut, an InfeasibleError that no way to cut it fits.
+    measuring them comes on top. ``rival`` is what a step takes by a plan without tiles: what cannot be found
+    in time is not looked for any longer then. A CaptureError says why it cannot be cut, an InfeasibleError
+    that no way to cut it fits.
     """
     joint = joint.ungrouped or joint
     least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
@@ -164,7 +166,7 @@ def in_tiles(
         )
     cutter = Cutter(joint, arguments, room, request)
     limit = request.limits.time_limit if time_limit is None else time_limit
-    search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit)
+    search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit, rival=rival)
     search.try_all()
     if search.best is None:
         raise search.refused or InfeasibleError(
