@@ -118,7 +118,8 @@ def test_a_chunked_loss_has_groups_inside_and_around(one_by_one, tmp_path):
 
 
 @compiler
-def test_compiled_tiles_stay_inside_the_budget_and_are_as_exact_as_a_compiled_step():
+def test_compiled_tiles_stay_inside_the_budget_and_are_as_exact_as_a_compiled_step(monkeypatch):
+    monkeypatch.setattr(attempts, "grids", lambda *_: iter([(4,)]))  # compiling others takes seconds
     torch.manual_seed(0)
     model, x, labels = nn.Linear(16, 997), torch.randn(128, 16), torch.randint(0, 997, (128,))
     exact = left(classified, copy.deepcopy(model).double(), x.double(), labels)
