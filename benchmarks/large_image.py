@@ -25,8 +25,7 @@ import torch
 from lowtide import fit, zoo
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
-from lowtide.execute.compile import planned
-from lowtide.execute.planning import plan_step
+from lowtide.execute.planning import plan_step, step_costs
 from lowtide.execute.tiling import capture_tiles as cutting
 from lowtide.execute.tiling import plan_tiles as tiling
 from lowtide.execute.tiling import search as attempts
@@ -79,9 +78,9 @@ class Clock:
     def watching(self) -> Iterator[None]:
         places = [
             (cutting, "looped", "tiles captured"),
-            (plan_step, "measure", "measured"),
+            (step_costs, "measure", "measured"),
             (attempts, "plan_loop", "searched"),
-            (planned, "plan_joint", "whole step planned"),
+            (plan_step.StepPlanner, "plan", "whole step planned"),
         ]
         with contextlib.ExitStack() as stack:
             for module, name, told in places:

@@ -129,7 +129,8 @@ def one(library: str, name: str, device: str, time_limit: float) -> dict[str, An
             plan = step.plan
             several = len(step.plans)
             cell["budget"] = step._subgraphs.budget_bytes if step._subgraphs else plan.budget_bytes
-            cell |= {"graphs": several, "tiles": plan.decisions.tiles, "overhead": plan.overhead}
+            tiles = sum(one.decisions.tiles for one in step.plans)
+            cell |= {"graphs": several, "tiles": tiles, "overhead": plan.overhead}
             cell["fit_seconds"] = time.monotonic() - began
             cell["apart"] = apart(eager[0], outcome(model, step, batch, state))
             cell["peak"] = peak(model, step, batch, device)

@@ -31,7 +31,7 @@ from lowtide.errors import CaptureError, InfeasibleError, LowtideError
 from lowtide.execute.compile import planned
 from lowtide.execute.memory import host
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning import plan_step
+from lowtide.execute.planning import step_costs
 from lowtide.files import write_atomically
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
@@ -168,7 +168,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())  # nothing that was measured here counts
         stack.enter_context(patch.dict(os.environ, LOWTIDE_CACHE=folder))
-        stack.enter_context(patch.object(plan_step, "_described", lambda _: DEVICE))
+        stack.enter_context(patch.object(step_costs, "_described", lambda _: DEVICE))
         stack.enter_context(patch.object(Room, "free_bytes", lambda _: DEVICE.memory_bytes))
         stack.enter_context(patch.object(host, "available_bytes", lambda: HOST))
         for target in options.targets or TARGETS:

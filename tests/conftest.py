@@ -39,7 +39,7 @@ def one_device():
         yield
         return
     from lowtide.cost import probe
-    from lowtide.execute.planning import plan_step
+    from lowtide.execute.planning import step_costs
 
     known, measure_device = {}, probe.measure_device
 
@@ -51,7 +51,7 @@ def one_device():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "measure_device", measured)
-        patch.setattr(plan_step, "measure_device", measured)
+        patch.setattr(step_costs, "measure_device", measured)
         yield
 
 

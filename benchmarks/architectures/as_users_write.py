@@ -145,8 +145,8 @@ def resnet50(device: str, small: bool) -> Case:
 
 def twice(inward: int, outward: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(inward, outward, 3, padding=1), nn.ReLU(inplace=True),
-        nn.Conv2d(outward, outward, 3, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(inward, outward, 3, padding=1, bias=False), nn.BatchNorm2d(outward), nn.ReLU(inplace=True),
+        nn.Conv2d(outward, outward, 3, padding=1, bias=False), nn.BatchNorm2d(outward), nn.ReLU(inplace=True),
     )  # fmt: skip
 
 

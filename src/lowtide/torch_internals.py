@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRADIENT_FUNCTIONS",
+    "MATMUL_TAKES_SYMBOLS",
     "BackendCompilerFailed",
     "BuiltinVariable",
     "ConstantVariable",
@@ -169,6 +170,8 @@ _PARTS = {
     "frame": ("torch._dynamo.convert_frame", "_compile"),
     # What AOTAutograd compiles with once it has traced. Seen in 2.10, 2.11, 2.13.
     "traced": ("torch._functorch.aot_autograd", "aot_stage2_compile"),
+    # What looks at the operators of a function in its first call. Seen in 2.11, 2.13.
+    "first call": ("torch._functorch._aot_autograd.runtime_wrappers", "_AnalyzeCustomOpInputOutputMode"),
     # How AOTAutograd takes the gradient of a result to lie. Seen in 2.11, 2.13.
     "incoming": (
         "torch._functorch._aot_autograd.collect_metadata_analysis",
@@ -228,6 +231,10 @@ def overload_name(target: Any) -> str:
 def forget_kernels(operator: Any) -> None:
     """Have an operator choose its kernels anew, once others are there. Seen in 2.11, 2.13, 2.14."""
     operator._dispatch_cache.clear()
+
+
+MATMUL_TAKES_SYMBOLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether the built-in ``matmul`` is traced with symbols for sizes: not in 2.11, it is in 2.13."""
 
 
 def is_excluded(key: DispatchKey) -> bool:

@@ -6,11 +6,13 @@ import math
 class Ticking:
     """Every look at the clock moves it by a millisecond; until a moment all of it belongs to others."""
 
+    tick = 1e-3
+
     def __init__(self, busy_until=math.inf):
         self.time, self.busy_until = 0.0, busy_until
 
     def now(self):
-        self.time += 1e-3
+        self.time += self.tick
         return self.time
 
     def worked(self):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lowtide.cost import Cost, Figure, Origin
+from lowtide.cost import cache as files
 from lowtide.cost.cache import open_cache
 from lowtide.errors import FileError
 from tests.cost.plain import environment
@@ -32,6 +33,20 @@ def test_what_was_added_is_there_next_time(tmp_path):
     assert again.get("a") == cost(0.25)
     assert again.get("b") is None
     assert again.problem == ""
+
+
+def test_a_file_is_read_again_once_it_has_changed(tmp_path, monkeypatch):
+    filled(tmp_path, a=cost(0.25))
+    read, inner = [], files._parsed
+    monkeypatch.setattr(files, "_parsed", lambda *args: read.append(1) or inner(*args))
+    first = open_cache(tmp_path, environment())
+    first.add("b", cost())  # not saved: nobody else sees it
+    again = open_cache(tmp_path, environment())
+    assert (again.get("a"), again.get("b"), len(read)) == (cost(0.25), None, 1)
+    filled(tmp_path, c=cost(0.5))
+    read.clear()
+    assert open_cache(tmp_path, environment()).get("c") == cost(0.5)
+    assert len(read) == 1
 
 
 def test_a_file_of_a_version_that_knew_no_disturbances_is_read(tmp_path):

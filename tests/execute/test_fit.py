@@ -8,8 +8,13 @@ import pytest
 import torch
 
 import lowtide
+from lowtide.cost.measure import measure
 from lowtide.errors import InfeasibleError, PlanError, RunError
 from lowtide.execute.compare.compare import compare
+from lowtide.execute.compile import aot
+from lowtide.execute.planning import plan_step, step_costs
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.program.instructions import Run
 from tests.cost.busy import Ticking
 from tests.execute.small import batch, network
@@ -145,15 +150,38 @@ def test_a_plan_is_kept_and_used_again(cache, monkeypatch):
         raise AssertionError("planned again")
 
     monkeypatch.setattr("lowtide.execute.planning.plan_step.make_plan", never)
+    monkeypatch.setattr("lowtide.execute.planning.step_costs.measure", never)
+    made = []
+    monkeypatch.setattr(aot, "Interpreter", lambda *args: made.append(Interpreter(*args)) or made[-1])
     assert lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan == first
+    assert [one.program for one in made] == [first.program]
     assert path.exists()
+
+
+def test_the_time_limit_is_for_measuring_and_the_search_together(cache, monkeypatch):
+    limits = {}
+
+    def measured(*args, time_limit, **kwargs):
+        limits["measuring"] = time_limit
+        return measure(*args, time_limit=time_limit, **kwargs)
+
+    def planned(graph, costs, request, *args, **kwargs):
+        limits["search"] = request.limits.time_limit
+        return make_plan(graph, costs, request, *args, **kwargs)
+
+    monkeypatch.setattr(step_costs, "measure", measured)
+    monkeypatch.setattr(plan_step, "make_plan", planned)
+    lowtide.fit(loss, network(), batch(), budget="60%", only="recompute", time_limit=0.4)
+    assert limits["measuring"] == 0.2
+    assert 0.2 <= limits["search"] < 0.4
 
 
 def test_a_plan_from_disturbed_times_says_so_and_is_not_kept(cache, monkeypatch):
     model, x = network(), batch()
     with monkeypatch.context() as patch:
         patch.setattr("lowtide.cost.measure.HostTimer", Ticking)
-        busy = lowtide.fit(loss, model, x, budget="60%", time_limit=0.2).plan
+        patch.setattr(Ticking, "tick", 1e-4)
+        busy = lowtide.fit(loss, model, x, budget="60%", time_limit=1.5).plan
     assert busy.disturbed == busy.as_json()["disturbed"] == len(busy.graph.ops)
     assert f"{busy.disturbed} operators were measured while the machine was busy" in busy.explain()
     assert plans(cache) == []

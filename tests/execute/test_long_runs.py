@@ -69,6 +69,27 @@ def test_a_thousand_steps_take_no_more_memory_than_the_first(kind, steps):
     assert resident_bytes() - before < PAGES
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("kind", "steps"), [(Network, 1000), (Breaking, 400)])
+def test_a_thousand_steps_take_no_more_memory_on_a_gpu(kind, steps):
+    torch._dynamo.reset()
+    model = kind().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = lowtide.fit(loss_of, model, torch.randn(512, 32, device="cuda"), budget="70%", time_limit=0.3)
+    before = None
+    for k in range(steps):
+        optimizer.zero_grad()
+        step(model, torch.randn(512, 32, device="cuda")).backward()
+        optimizer.step()
+        if k == SETTLED:
+            gc.collect()
+            before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), resident_bytes()
+    gc.collect()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before[:2]
+    assert resident_bytes() - before[2] < PAGES
+
+
 def test_a_fitted_model_is_copied_pickled_and_freed():
     torch._dynamo.reset()
     model, x = Network(), torch.randn(64, 32)

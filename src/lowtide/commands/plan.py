@@ -282,7 +282,7 @@ def _source(target: str, cost: str | None, device: str | None, request: PlanRequ
         from lowtide.execute.fit import fitted
         from lowtide.execute.memory.device import Room
         from lowtide.execute.memory.optimizer_state import state_of
-        from lowtide.execute.planning.plan_step import device_of
+        from lowtide.execute.planning.step_costs import device_of
 
     whole = replace(request, budget=Budget(share=1.0), limits=Limits())
     base = fitted(built.loss, (built.model, *built.batch), whole).plan
@@ -304,7 +304,7 @@ def _link(kind: str, methods: Sequence[str]) -> Link | None:
     if "offload" not in methods:
         return None
     with needs_torch("measuring the link to the host"):
-        from lowtide.execute.planning.plan_step import link_of
+        from lowtide.execute.planning.step_costs import link_of
     return link_of(kind)
 
 
@@ -314,7 +314,7 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
         return Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
     if cost == "estimated":
         with needs_torch("estimating costs for this machine"):
-            from lowtide.execute.planning.plan_step import costs_of, device_of
+            from lowtide.execute.planning.step_costs import costs_of, device_of
         return costs_of(graph, (), device_of(graph), None, "estimated")
     if cost not in (None, "measured"):
         return _costs_from(str(cost), len(graph.ops))

@@ -94,9 +94,34 @@ def open_cache(folder: Path, environment: Environment) -> CostCache:
     return CostCache(path, environment, costs, problem)
 
 
+_READ: dict[Path, tuple[object, dict[str, Cost]]] = {}
+"""What was read of files, and which state of them: one with thousands of costs takes long to read."""
+
+
 def _read(path: Path, environment: Environment) -> tuple[dict[str, Cost], str]:
+    """The costs in a file, or why it has none."""
     if not os.path.lexists(path):
         return {}, ""
+    state = _state(path)
+    known, costs = _READ.get(path, (None, {}))
+    if state is None or known != (state, environment):
+        costs, problem = _parsed(path, environment)
+        if problem:
+            return {}, problem
+        _READ[path] = (state, environment), costs
+    return dict(costs), ""
+
+
+def _state(path: Path) -> object:
+    """What changes whenever the file is replaced; None where it cannot be told."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _parsed(path: Path, environment: Environment) -> tuple[dict[str, Cost], str]:
     try:
         data = read_bytes(path)
         header = msgspec.json.decode(data, type=_Header)

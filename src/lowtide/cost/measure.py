@@ -64,15 +64,17 @@ def measure(
     time_limit: float = 60.0,
     progress: MeasureProgress | None = None,
     timer: Timer | None = None,
+    names: Sequence[str] | None = None,
 ) -> Measured:
     """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
 
     ``targets`` are the functions behind the operators; ``run`` tells the marker before and after each of
     them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them.
     What was measured on a busy machine is marked (``Cost.disturbed``), and not added to the cache. The
-    ``timer`` is that of the operating system, unless told.
+    ``timer`` is that of the operating system, unless told. ``names`` are the signatures of the operators.
     """
-    meter = _Meter(graph, targets, cache, time_limit, progress, timer or HostTimer())
+    names = names or [signature(graph, op) for op in range(len(graph.ops))]
+    meter = _Meter(graph, targets, names, cache, time_limit, progress, timer or HostTimer())
     run(meter)
     return meter.measured()
 
@@ -84,6 +86,7 @@ class _Meter(Marker):
         self,
         graph: Graph,
         targets: Sequence[Any],
+        names: Sequence[str],
         cache: CostCache | None,
         time_limit: float,
         progress: MeasureProgress | None,
@@ -94,7 +97,7 @@ class _Meter(Marker):
         self.deadline = timer.now() + time_limit
         self._spare = min(_MOST_AGAIN, _AGAIN * time_limit)
         """Seconds that are left to measure again what was disturbed."""
-        self.signatures = [signature(graph, op) for op in range(len(graph.ops))]
+        self.signatures = names
         known = {name: cache.get(name) if cache is not None else None for name in set(self.signatures)}
         self.cached = {name for name, cost in known.items() if cost is not None}
         self.costs = {name: cost for name, cost in known.items() if cost is not None}

@@ -8,14 +8,15 @@ from typing import Any
 from torch import fx
 
 from lowtide.errors import GraphBreakError, LowtideError, RunError
+from lowtide.execute.breaks.live import LiveGraph, LiveStep, live_step
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
-from lowtide.execute.compile.family import Family
+from lowtide.execute.compile.family import Family, Shapes
 from lowtide.execute.compile.first_call import Unplanned
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
 from lowtide.execute.memory.optimizer_state import check_optimizer
-from lowtide.execute.planning.other_shapes import ShapePlans
+from lowtide.execute.planning.other_shapes import Bucket, parse_bucket
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.plan_tiles import has_loop
 from lowtide.graph import Graph
@@ -58,25 +59,26 @@ def backend(
     """What ``torch.compile`` calls with a captured function.
 
     ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``kernels``,
-    ``offload`` and ``optimizer`` for a plan, or ``program``, the name of a Program; ``remember``, for how
-    many shapes a plan is kept.
+    ``offload``, ``optimizer`` and ``bucket`` for a plan, or ``program``, the name of a Program; ``remember``,
+    for how many shapes a plan is kept.
     """
+    asked = options or {}
     try:
-        chosen, remember = _options(options or {}, mode)
+        chosen, remember, bucket = _options(asked, mode)
     except LowtideError as error:
         raise_through(error)
     if isinstance(chosen, PlanRequest):
-        return compile_planned(module, inputs, chosen, remember=remember)
+        return _live(module, inputs, live_step(asked, chosen, bucket), remember)
     return compile_with(module, inputs, chosen, remember=remember)
 
 
 lowtides(backend)
 adapt_dynamo()
 
-_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels")
+_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels", "bucket")
 
 
-def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int]:
+def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int, Bucket]:
     if mode is not None:
         raise RunError(f"mode={mode!r} is none of Lowtide's; it takes options={{'budget': '8GiB'}}")
     known: dict[str, Any] = {"budget": None, "program": "plain", "remember": REMEMBERED}
@@ -97,12 +99,13 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanReque
     if chosen["budget"] is None:
         if extra:
             raise RunError(f"{', '.join(map(repr, extra))} is for plans: give a budget too, such as '8GiB'")
-        return PROGRAMS[name], remember
+        return PROGRAMS[name], remember, None
     if "program" in options:
         raise RunError("give a budget or the name of a program, not both")
+    bucket = parse_bucket(extra.pop("bucket", None))
     request = PlanRequest.of(chosen["budget"], crossing=False, **extra)
     check_optimizer(request.optimizer, request.offload)
-    return request, remember
+    return request, remember, bucket
 
 
 def compile_with(
@@ -158,11 +161,11 @@ def compile_planned(
     remember: int = REMEMBERED,
     rehearsal: Rehearsal | None = None,
     subgraphs: Subgraphs | None = None,
-    plans: ShapePlans | None = None,
+    shapes: Shapes | None = None,
 ) -> Callable[..., Any]:
     """The function with its forward and backward inside a budget; each shape is planned at its first call.
 
-    ``seen`` is shown each plan. The ``plans`` for other shapes help with new ones. The ``rehearsal`` says
+    ``seen`` is shown each plan. What is known of other ``shapes`` helps with new ones. The ``rehearsal`` says
     whether a call is for a plan alone. Where the module is one of the ``subgraphs`` of a step, it shares the
     budget with the others.
     """
@@ -174,7 +177,7 @@ def compile_planned(
         refuse_what_depends_on_values(module)
         leaves = leaves_of(module)
 
-        alone = Family(lambda: None, plans)
+        alone = Family(lambda: None, shapes)
 
         def compiled(
             static: fx.GraphModule, leaves: Sequence[Leaf], family: Family = alone
@@ -182,10 +185,26 @@ def compile_planned(
             return Planned(static, leaves, learned(), request, seen, rehearses, family)
 
         if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (request, seen), remember, plans)
+            return Remembering(module, leaves, compiled, (request, seen), remember, shapes)
         return alive(module, leaves, inputs, (request, seen), lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
+
+
+def _live(module: fx.GraphModule, inputs: Sequence[Any], step: LiveStep, remember: int) -> Callable[..., Any]:
+    """A graph of a function that ``torch.compile`` compiles: all of it, or one of several."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    broken = reason is not None and getattr(reason, "graph_break", False)
+    alone: Callable[..., Any] | None = None
+    if broken:
+        try:
+            step.run_several()
+        except LowtideError as error:
+            raise_through(error)
+    elif not step.several:
+        request = step.together.request
+        alone = compile_planned(module, inputs, request, remember=remember, shapes=step.shapes)
+    return LiveGraph(step, alone, lambda: _subgraph(module, step, remember))
 
 
 def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Callable[..., Any]:

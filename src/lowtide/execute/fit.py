@@ -13,6 +13,7 @@ from torch import fx, nn
 from lowtide.errors import CaptureError, GraphBreakError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
+from lowtide.execute.compile.family import Shapes
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
 from lowtide.execute.compile.sharded import refuse_sharded
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
@@ -48,7 +49,7 @@ class Fitted:
         bucket: Bucket = None,
     ) -> None:
         self.function, self._request, self._fullgraph = function, request, fullgraph
-        self._plans = ShapePlans(bucket)
+        self._shapes = Shapes(ShapePlans(bucket))
         self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
@@ -62,7 +63,7 @@ class Fitted:
 
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_planned(
-                module, inputs, self._request, self._seen, rehearsal=self._rehearsal, plans=self._plans
+                module, inputs, self._request, self._seen, rehearsal=self._rehearsal, shapes=self._shapes
             )
 
         self._branches = Branches()

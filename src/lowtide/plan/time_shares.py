@@ -6,6 +6,13 @@ are deadlines. Work is counted in moves and nodes: where the deadlines are met, 
 
 from __future__ import annotations
 
+# A step is measured, then planned.
+MEASURING = 0.5
+"""Calling operators again to measure them, where their costs are not known: a search needs the rest."""
+
+LAYOUT = 0.25
+"""Timing convolutions in both layouts, with fused kernels: a few distinct ones are most of a step."""
+
 # A step that may be cut into tiles: a plan without tiles, then tiles.
 WHOLE = 0.45
 """A plan without tiles, where tiles are looked for beside it: tiles need the larger half."""

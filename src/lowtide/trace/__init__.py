@@ -5,6 +5,7 @@ on fake tensors. The folders:
 
 - ``eager/``: every operator is the one that eager PyTorch runs, with the layout it really gives.
 - ``step/``: the joint forward-and-backward graph of AOTAutograd as a Graph.
+- ``shapes/``: a step that was traced with symbols for sizes, for the sizes of each call.
 - ``operators/``: operators on a part of their inputs, for tiles.
 - ``tiles/``: parts of a step captured for a box of it.
 

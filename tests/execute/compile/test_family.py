@@ -7,8 +7,11 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.execute.compile import family, traced
-from lowtide.trace.eager.layouts import learned
-from lowtide.trace.step.concrete import Concrete, NotConcrete, SymbolicInputs
+from lowtide.execute.compile.aot import Aot
+from lowtide.graph import Role
+from lowtide.plan.program.simple import store_all
+from lowtide.trace.eager.layouts import fake_arguments, learned
+from lowtide.trace.shapes.concrete import Concrete, NotConcrete, SymbolicInputs
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +64,7 @@ def loss_of_images(model, x):
 
 CASES = {
     "tokens": (Attention, loss_of_tokens, lambda n: torch.randint(0, 50, (4, n))),
-    "images": (Convolutions, loss_of_images, lambda n: torch.randn(2, 3, n, n + 4)),
+    "images": (Convolutions, loss_of_images, lambda n: torch.randn(2, 3, 2 * n, 2 * n + 4)),
     "batches": (Convolutions, loss_of_images, lambda n: torch.randn(n, 3, 12, 12)),
 }
 
@@ -84,31 +87,68 @@ def assert_same(step, loss_of, model, x):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_new_shapes_are_traced_once_with_symbols(name, traces):
+def test_new_shapes_are_traced_once_with_symbols(name, traces, monkeypatch):
     kind, loss_of, make = CASES[name]
     model = kind()
     step = lowtide.fit(loss_of, model, make(16), budget="100%", only="recompute", time_limit=0.2)
-    for size in (12, 14):
+    first = len(traces)
+    # torch takes another kernel of convolutions for batches of 16
+    for size in (12, 11) if name == "batches" else (12,):
         assert_same(step, loss_of, model, make(size))
     before = len(traces)
-    for size in (10, 11, 13, 15):  # below the first: torch captures some functions anew above it
+    assert name == "batches" or before == first + 1
+    # below the first: torch captures some functions anew above it. Torch 2.11 asks whether sizes are even
+    for size in (10, 8, 14):
         assert_same(step, loss_of, model, make(size))
     assert len(traces) == before
+    if name == "batches":  # how results lie in memory is known by now, and was not when it was first traced
+        return
+    with monkeypatch.context() as patch:
+        patch.setattr(family._Symbolic, "at", held_against_its_own_trace(family._Symbolic.at))
+        assert_same(step, loss_of, model, make(6))
+    assert len(traces) == before + 1
     if name == "tokens":  # torch treats this size otherwise: it is traced by itself
         assert_same(step, loss_of, model, make(1))
-        assert len(traces) > before
+        assert len(traces) > before + 1
+
+
+def held_against_its_own_trace(at):
+    """What is made for a shape is the step that it is when it is traced by itself."""
+
+    def checked(self, module, leaves, arguments, known):
+        made, mode = at(self, module, leaves, arguments, known), known.mode()
+        alone = Aot(module, leaves, fake_arguments(mode, arguments), mode)
+        alone.compiled(lambda joint: store_all(joint.graph), lambda _: None, tuple)
+        assert family.same(alone.joint, made.joint)
+        return made
+
+    return checked
+
+
+def test_what_is_under_an_input_counts(traces):
+    def loss(x):
+        return (x.sin() * x).sum()
+
+    step = lowtide.fit(loss, torch.randn(8, 6, requires_grad=True), budget="100%", time_limit=0.1)
+    step(torch.randn(6, 6, requires_grad=True)).backward()
+    before = len(traces)
+    step(torch.randn(9, 6)[3:8].requires_grad_()).backward()
+    assert [t.bytes for t in step.plan.graph.tensors if t.role is Role.INPUT] == [9 * 6 * 4]
+    assert len(traces) == before
+    step(torch.randn(6, 7).t().requires_grad_()).backward()  # it lies in memory otherwise
+    assert len(traces) > before
 
 
 def test_another_step_than_the_one_traced_by_itself_is_not_used(monkeypatch):
-    monkeypatch.setattr(family, "same", lambda *_: False)
-    used = []
-    inner = family.Family._at
-    monkeypatch.setattr(family.Family, "_at", lambda self, *args: used.append(self) or inner(self, *args))
+    compared, used = [], []
+    monkeypatch.setattr(family, "same", lambda *_: compared.append(1))
+    monkeypatch.setattr(family._Symbolic, "at", lambda *_: used.append(1))
     model = Attention()
     step = lowtide.fit(loss_of_tokens, model, torch.randint(0, 50, (4, 16)), budget="100%", time_limit=0.2)
-    for size in (12, 14, 10, 11):
+    for size in (12, 14, 10):
         assert_same(step, loss_of_tokens, model, torch.randint(0, 50, (4, size)))
-    assert len(used) == 1  # for the comparison
+    assert compared
+    assert len(used) == len(compared)  # to see whether it works at all
 
 
 def test_a_difference_in_any_call_is_seen():

@@ -232,7 +232,7 @@ def test_a_function_that_torch_skips_is_told():
         ({"program": 3}, "there is no program 3; programs: plain, recompute-all"),
         (
             {"progam": "plain"},
-            "there is no option 'progam'; options: budget, program, .*kernels. Did you mean 'program'?",
+            "there is no option 'progam'; options: budget, program, .*bucket. Did you mean 'program'?",
         ),
         ({"program": ["plain"]}, "there is no program .'plain'.; programs: plain"),
         ({1: 2}, "there is no option 1; options: "),
@@ -254,6 +254,7 @@ def test_a_wrong_option_is_refused(options, message):
         ({"time_limit": "long"}, "time_limit='long'"),
         ({"seed": "x"}, "seed='x'"),
         ({"seed": 10**30}, "seed=1000"),
+        ({"bucket": 0}, "bucket=0: sizes are rounded up"),
     ],
 )
 def test_a_wrong_option_of_a_plan_is_refused(options, message):

@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
 import lowtide
-from lowtide.errors import CaptureError, PlanError
+from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.compile import aot
+from lowtide.execute.memory.device import Room
+from lowtide.execute.planning import plan_step
 from lowtide.execute.planning.other_shapes import OtherShapes, ShapePlans, parse_bucket
-from lowtide.plan.make.other_sizes import alike, best_of, program_of, scaled
+from lowtide.execute.planning.plan_step import StepPlanner
+from lowtide.plan.make.other_sizes import alike, as_good, plan_by, scaled
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
@@ -160,14 +164,39 @@ def test_a_program_serves_another_size():
     costs = scaled(first, other.graph)
     assert 0 < sum(costs.seconds) < sum(first.seconds)
     assert costs.workspace_bytes == first.workspace_bytes  # they do not shrink
+    least = scaled(first, other.graph, shrinking=True).workspace_bytes
+    assert all(a <= b for a, b in zip(least, first.workspace_bytes, strict=True))
     assert sum(scaled(other, first.graph).seconds) > sum(other.seconds)
     real = Costs(other.seconds, other.workspace_bytes)
     request = PlanRequest.of("90%", only="recompute")
-    found = best_of([first], other.graph, real, request, HERE, other.able)
+    plain = other.program  # all of it fits
+    found = plan_by([first.program], other.graph, real, request, HERE, other.able, plain)
     assert found.method == "as for another shape"
     assert found.predicted.peak_bytes <= found.budget_bytes
     assert found.checked
-    assert (
-        best_of([first], other.graph, real, PlanRequest.of("30%", only="recompute"), HERE, other.able) is None
-    )
-    assert program_of([first], other.graph, request, HERE, other.able) == first.program
+    smaller = PlanRequest.of("30%", only="recompute")
+    assert plan_by([first.program, plain], other.graph, real, smaller, HERE, other.able, plain) is None
+    whole = PlanRequest.of("100%", only="recompute")
+    assert plan_by([plain], other.graph, real, whole, HERE, other.able, plain).method == "plain"
+    assert as_good(first, first)
+    assert not as_good(replace(first, overhead=first.overhead + 0.02), first)
+    assert not as_good(replace(first, budget_bytes=int(1.1 * first.budget_bytes)), first)
+
+
+def test_a_longer_search_is_for_shapes_that_need_one(monkeypatch):
+    """A short search that finds nothing, or only the lowest peak, is not the last word."""
+    plan, asked = _plan(), []
+
+    def found(_, __, request, *___, **____):
+        asked.append(request.limits.time_limit)
+        if len(asked) == 1:
+            raise InfeasibleError("", budget=1, smallest_budget=2, floor=1)
+        return replace(plan, method="lowest peak" if len(asked) == 2 else "cut")
+
+    monkeypatch.setattr(plan_step, "make_plan", found)
+    joint = lowtide.capture(_square, torch.randn(16, 4, requires_grad=True)).joint
+    planner, costs = StepPlanner(joint, Room([])), Costs(plan.seconds)
+    request = PlanRequest.of("50%", time_limit=7.0)
+    assert planner._searched(costs, request, HERE, needed=True).method == "lowest peak"
+    assert planner._searched(costs, request, HERE, needed=False).method == "cut"
+    assert asked == [0.5, 7.0, 0.5]

@@ -24,8 +24,9 @@ compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor need
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch, tmp_path):
-    """No time is spent on how small a budget may be, and capturing may take long."""
+    """No time is spent on how small a budget may be or on layouts, and capturing may take long."""
     torch._dynamo.reset()
+    monkeypatch.setattr("lowtide.execute.compile.planned.in_faster_layout", lambda module, *_: module)
     monkeypatch.setattr("lowtide.plan.recompute.smallest_budget._aim", lambda *_, **__: None)
     monkeypatch.setattr("lowtide.plan.time_shares.TILE_PATIENCE", 1000)
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
@@ -189,7 +190,7 @@ def test_tiles_are_chosen_where_they_are_faster_than_recomputation(one_by_one, m
 def test_tiles_that_are_slower_are_not_looked_for_again(one_by_one, monkeypatch):
     model, ids = language()
     asked = {"budget": "100%", "cost": "estimated", "cache": True}
-    monkeypatch.setattr("lowtide.execute.compile.planned._NO_TILES", -1.0)
+    monkeypatch.setattr("lowtide.execute.tiling.plan_tiles._NO_TILES", -1.0)
     plan = fitted(loss_of, model, ids, **asked).plan
     assert not plan.decisions.tiles
     assert "tiles would take" in plan.no_tiles

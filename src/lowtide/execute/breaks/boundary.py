@@ -19,7 +19,7 @@ from lowtide.errors import RunError
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.trace.step.boundary import edges_into
 
-__all__ = ["Crossing", "arrived", "used_behind", "with_uses_apart"]
+__all__ = ["Crossing", "arrived", "silent", "used_behind", "with_uses_apart"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,8 @@ class Crossing:
     """Where the gradients of its arguments go, by the places of these."""
     own: set[Node] = field(default_factory=set)
     """The nodes of its backward."""
+    results: set[int] = field(default_factory=set)
+    """Results that may have gradients."""
     strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Those in which the gradients of its results have arrived."""
 
@@ -49,6 +51,7 @@ class Crossing:
         for k, one in enumerate(results):
             if isinstance(one, torch.Tensor) and one.grad_fn is not None:
                 self.own.add(one.grad_fn)
+                self.results.add(k)
                 one.register_hook(self._watching(k))  # type: ignore[no-untyped-call]
 
     def _watching(self, result: int) -> Callable[[torch.Tensor | None], None]:
@@ -91,6 +94,15 @@ def arrived(crossings: Sequence[Crossing]) -> dict[Any, dict[int, tuple[int, ...
         graph: {result: count.most_common(1)[0][0] for result, count in results.items()}
         for graph, results in seen.items()
     }
+
+
+def silent(crossings: Sequence[Crossing]) -> dict[Any, set[int]]:
+    """For each graph the results whose gradients have not come in any of its calls."""
+    found: dict[Any, set[int]] = {}
+    for one in crossings:
+        without = one.results - one.strides.keys() if one.strides else set()  # else it had no backward
+        found[one.graph] = found.get(one.graph, one.results) & without
+    return found
 
 
 class _Apart(torch.autograd.Function):

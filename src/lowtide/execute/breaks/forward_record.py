@@ -46,6 +46,7 @@ class ForwardRecord:
     """The calls of graphs in forward of a step, and what is on the device meanwhile."""
 
     def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor] = ()) -> None:
+        self.modules, self.batch = modules, batch
         self.calls: list[RecordedCall] = []
         self.crossings: list[Crossing] = []
         """The ways of gradients into these calls and out of them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lowtide.errors import InfeasibleError
 from lowtide.execute.runtime.handover import handed_over, old_values
 from lowtide.execute.runtime.instructions import random_again
+from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.make.share_budget import GraphPlan, SharedGraph
 from lowtide.plan.program.instructions import Program
@@ -15,6 +16,7 @@ from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
+from lowtide.units import format_bytes
 
 __all__ = ["GraphPlans", "held_bytes"]
 
@@ -27,7 +29,7 @@ class GraphPlans:
 
         With ``smallest`` the plan is the one that takes least, whatever that is.
         """
-        self._joint, self._make = joint, make
+        self._joint, self.make = joint, make
         self._known: list[tuple[Plan, int, int]] = []
         """Plans that were made, with the peak that they may have and what they may hold."""
         self._refused: list[tuple[InfeasibleError, int, int]] = []
@@ -36,6 +38,13 @@ class GraphPlans:
         """The plans that take least, by what others need."""
         self.passing_bytes = _passing_bytes(joint)
         """What goes in and comes out, with gradients that come in."""
+        self.in_tiles: Callable[[int], Plan] | None = None
+        """Gives a plan in tiles with at most this peak, where they are allowed."""
+        self.no_tiles = ""
+        """Why there was no plan in tiles, where one was looked for."""
+        self._held: dict[int, int] = {}
+        self._alive: list[Plan] = []
+        """Plans of which it is known what they hold."""
 
     def within(self, peak: int, held: int) -> Plan:
         """A plan with at most this peak, which holds at most so much. An InfeasibleError: none was found."""
@@ -47,17 +56,42 @@ class GraphPlans:
             if peak <= most_peak and held <= most_held:
                 raise error
         try:
-            plan = self._make(peak, max(0, peak - held - self.passing_bytes))
+            plan = self._found(peak, held)
         except InfeasibleError as error:
             self._refused.append((error, peak, held))
             raise
         self._known.append((plan, peak, held))
         return plan
 
+    def _found(self, peak: int, held: int) -> Plan:
+        """The same, which nobody has asked for before: in tiles where there is no other."""
+        try:
+            return self.make(peak, max(0, peak - held - self.passing_bytes))
+        except InfeasibleError:
+            if self.in_tiles is None:
+                raise
+        try:
+            plan = self.in_tiles(peak)
+        except InfeasibleError as error:
+            self.no_tiles = str(error).splitlines()[0]
+            raise
+        if (more := self.held(plan)) > held:
+            self.no_tiles = f"a graph would hold {format_bytes(more)} for its backward"
+            raise InfeasibleError(self.no_tiles, budget=peak, smallest_budget=peak, floor=0)
+        return plan
+
+    def allow_tiles(self, in_tiles: Callable[[int], Plan]) -> None:
+        """From now on plans may be in tiles, where there are no others."""
+        self.in_tiles, self._refused = in_tiles, []
+
+    def dismiss(self, plan: Plan) -> None:
+        """Forget a plan that does not run as it was captured."""
+        self._known = [one for one in self._known if one[0] is not plan]
+
     def least(self, others_bytes: int) -> Plan:
         """The plan that takes least where others need so many bytes between its forward and its backward."""
         if others_bytes not in self._least:
-            self._least[others_bytes] = self._make(1, others_bytes, smallest=True)
+            self._least[others_bytes] = self.make(1, others_bytes, smallest=True)
         return self._least[others_bytes]
 
     @property
@@ -82,7 +116,10 @@ class GraphPlans:
 
     def held(self, plan: Plan) -> int:
         """What forward leaves for backward by this plan, besides what goes in and comes out."""
-        return held_bytes(self._joint, plan.program)
+        if id(plan) not in self._held:
+            self._held[id(plan)] = held_bytes(self._joint, plan.program)
+            self._alive.append(plan)
+        return self._held[id(plan)]
 
     def shared(self) -> SharedGraph[Plan]:
         """The graph as one of several."""
@@ -103,6 +140,7 @@ def held_bytes(joint: Joint, program: Program) -> int:
 
     Random states and buffers as they were before are among it.
     """
+    joint = with_loop(joint, program)
     graph = joint.graph
     owner, old = graph.storages(), old_values(graph)
     handed = handed_over(joint, program, frozenset(), old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,28 +11,35 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
 from lowtide.execute.breaks.graph_plans import GraphPlans
+from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import plan_joint
+from lowtide.execute.planning.plan_step import StepPlanner
 from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.runtime.witness import Witness
+from lowtide.execute.tiling.plan_tiles import has_loop, in_tiles
 from lowtide.plan.budget import Budget
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.layouts import Layouts
-from lowtide.trace.step.boundary import Arriving, Boundary
+from lowtide.trace.step.boundary import Arriving, Boundary, silenced
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["Subgraph", "Together"]
 
 _SEARCHES = 8
 """A graph is planned about so many times: its time for one is that part of the time limit."""
+_TILES = 0.5
+"""The part of the time limit for one search for tiles."""
 _SHORTEST = 0.2
 """Seconds for one search at least."""
 
@@ -47,6 +55,10 @@ class Together:
     """How much of what they can hold graphs hold, on average."""
     count: int = 0
     """How many graphs there are."""
+    tiles: bool = False
+    """Whether graphs may run in tiles."""
+    live: bool = False
+    """Whether they are planned while the user trains."""
 
 
 class _Alone(Room):
@@ -99,8 +111,11 @@ class Subgraph(Planned):
         self._modes = _Modes()
         """Those in which the user's code has called it."""
         self.boundary: Boundary = Boundary()
+        self._as_it_is = module
         self._several: frozenset[int] = frozenset()
         """Inputs whose gradient is a sum over several uses."""
+        self.room = Room([])
+        """The device that it runs on."""
         self.plans: GraphPlans | None = None
         """Those that it may run by, until the rehearsal ends."""
 
@@ -116,7 +131,7 @@ class Subgraph(Planned):
         with record.call(self, arguments) as told:
             if self._ready is None:
                 self._ready = self.made(arguments)
-            self.arguments = list(arguments)
+            self.arguments = [] if self.together.live else list(arguments)
             record.restore(self._changed(arguments))
             results = self._ready(*arguments)
             told(results)
@@ -135,30 +150,50 @@ class Subgraph(Planned):
             self._several = self._aot.several
         return with_uses_apart(function, made[-1]) if made else function
 
-    def cross(self, used_behind: Collection[int] | None, strides: Mapping[int, tuple[int, ...]]) -> bool:
+    def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph, captured until what it gives is what the capture says."""
+        return self._late(super().made(arguments))
+
+    def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return with_late_gradients(function, self._as_it_is, self.boundary.silent)
+
+    def cross(
+        self,
+        used_behind: Collection[int] | None,
+        silent: Collection[int] | None,
+        strides: Mapping[int, tuple[int, ...]],
+    ) -> bool:
         """Have gradients pass as they do in eager; whether the graph is to be made again for that.
 
-        Others use these inputs too, behind a call of the graph (None: as before); the gradients of its
-        results arrive in these strides.
+        Others use these inputs too, behind a call of the graph, and gradients of these results never come
+        (None: as before); the gradients of others arrive in these strides.
         """
         joint = self.joint
         if joint is None or len(joint.inputs) != len(self.leaves):
             return False
-        apart, arriving = self.boundary.apart, dict(self.boundary.arriving)
-        if used_behind is not None:
-            owner = joint.graph.storages()
-            kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
-            free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
-            apart = self._several.intersection(used_behind, free)
+        before = self.boundary
+        arriving = dict(before.arriving)
         for place, (result, tensor) in enumerate(zip(joint.tangents_of, joint.tangents, strict=False)):
             found, known = strides.get(-1 if result is None else result), joint.values[tensor]
             if found is not None and found != known.stride() and is_dense(known.shape, found):
                 arriving[place] = Arriving(tuple(known.shape), found)
-        boundary = Boundary(apart, arriving, len(joint.tangents))
-        if (apart, arriving) == (self.boundary.apart, self.boundary.arriving):
-            return False
+        now = replace(before, arriving=arriving, incoming=len(joint.tangents))
+        if used_behind is not None:
+            owner = joint.graph.storages()
+            kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
+            free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
+            now = replace(now, apart=self._several.intersection(used_behind, free))
+        if silent is not None and not joint.graph.updated and not any(op.random for op in joint.graph.ops):
+            now = replace(now, silent=frozenset(k for k in silent if k in joint.tangents_of))
+        changed = (now.apart, now.arriving, now.silent) != (before.apart, before.arriving, before.silent)
+        if changed:
+            self.cross_by(now)
+        return changed
+
+    def cross_by(self, boundary: Boundary) -> None:
+        """Have gradients pass like this; the graph is made anew."""
         self.boundary, self._ready, self._aot = boundary, None, None
-        return True
+        self.module = silenced(self._as_it_is, boundary.silent)
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""
@@ -181,14 +216,51 @@ class Subgraph(Planned):
         seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
         limited = self._request.within(seconds).without("tile")
 
-        def planned(peak: int, between: int, *, smallest: bool = False) -> Plan:
-            asked = replace(limited, budget=Budget(bytes=peak))
-            return plan_joint(joint, run, _Alone(room, between), asked, pinned=pinned, smallest=smallest)
+        def planned(
+            peak: int, between: int, *, smallest: bool = False, request: PlanRequest = limited, run: Any = run
+        ) -> Plan:
+            asked = replace(request, budget=Budget(bytes=peak))
+            planner = StepPlanner(joint, _Alone(room, between), pinned=pinned)
+            return planner.plan(run, asked, smallest=smallest)
 
-        self.joint, self.plans = joint, GraphPlans(joint, planned)
+        self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
+        if self.together.tiles:
+            self.plans.allow_tiles(self._in_tiles)
         met_later = self.together.record is None
         self.plan = self.plans.by_share(self.together.share) if met_later else self.plans.leanest
+        if self.together.live:  # what runs it holds its arguments; all of it was measured
+            self.plans.make = functools.partial(planned, request=replace(limited, cost="known"), run=None)
         return self.plan
+
+    def relax(self) -> bool:
+        """Have it run in tiles where there is no other plan; whether it is to be made again for that.
+
+        Tiles add up in an order of their own, and so may the graph.
+        """
+        if self.boundary.apart:
+            self.cross_by(replace(self.boundary, apart=frozenset()))
+            return True
+        if self.plans is not None:
+            self.plans.allow_tiles(self._in_tiles)
+        return False
+
+    def _in_tiles(self, peak: int) -> Plan:
+        """A plan in tiles with at most this peak. An InfeasibleError says why there is none."""
+        joint, plans = self.joint, self.plans
+        assert joint is not None
+        assert plans is not None
+        seconds = _TILES * self._request.limits.time_limit
+        request = replace(self._request.within(seconds), budget=Budget(bytes=peak))
+        plain = plans.least(0).plain
+        try:
+            if self.boundary.arriving:
+                raise CaptureError("a gradient comes in strides of its own")
+            with self._modes.again(), no_trace(self.arguments, self.leaves, joint):
+                alone = _Alone(self.room, 0)
+                return in_tiles(joint, self.arguments, alone, request, plain, time_limit=seconds)
+        except CaptureError as error:
+            said = str(error).splitlines()[0]
+            raise InfeasibleError(said, budget=peak, smallest_budget=plain.peak_bytes, floor=0) from error
 
     def let_go(self) -> None:
         """Hold no arguments any more; it is not planned again."""
@@ -201,18 +273,35 @@ class Subgraph(Planned):
         self.let_go()
 
     def adopt(self, plan: Plan, *, verify: bool) -> None:
-        """Run by this plan from now on, once it is compared with eager where that is asked for."""
-        self.plan = plan
+        """Run by this plan from now on, once it is compared with eager where that is asked for.
+
+        An InfeasibleError: its tiles do not run as they were captured.
+        """
         made: list[Interpreter] = []
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
             made.append(interpreter)
 
-        witness = Witness(self.layouts)
+        witness, same = Witness(self.layouts), True
         with self._modes.again():
             ready = self.compiled(self.arguments, lambda _: plan.program, promise)
-            if verify and made and self.joint is not None:
-                compare = Verification(self.module, self.arguments, self.leaves, self.joint, plan).compare
-                self.rehearsed(ready, made[-1], self.arguments, witness, compare)
-        self._ready = ready
+            if made and self.joint is not None and (verify or has_loop(plan.program)):
+                arguments = self.arguments or _zeros(self.joint)
+                compare = Verification(self.module, arguments, self.leaves, self.joint, plan).compare
+                same = self.rehearsed(ready, made[-1], arguments, witness, compare if verify else None)
+        if not same and self.plans is not None:
+            self.plans.dismiss(plan)
+            said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"
+            peak = plan.predicted.peak_bytes
+            raise InfeasibleError(said, budget=peak, smallest_budget=plan.plain.peak_bytes, floor=0)
+        self.plan, self._ready = plan, self._late(ready)
+
+
+def _zeros(joint: Joint) -> list[Any]:
+    """Arguments of a graph to try it with, where those of the rehearsal are gone."""
+    pairs = zip(joint.inputs, joint.gradients, strict=False)
+    return [
+        None if t is None else zeros(joint.values[t]).requires_grad_(gradient is not None)
+        for t, gradient in pairs
+    ]

@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
-from lowtide.execute.breaks.boundary import arrived, used_behind
+from lowtide.execute.breaks.boundary import arrived, silent, used_behind
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
@@ -72,22 +72,54 @@ class Subgraphs:
         Nothing of it leaves a trace.
         """
         try:
-            for left in reversed(range(_CROSSINGS)):
-                record = self.together.record = ForwardRecord(modules, batch)
-                if not self._crossed(run, record, again=left + 1 < _CROSSINGS) or not left:
-                    break
-                record.clear()
+            record = self._recorded(run, modules, batch)
             if record.calls:
-                self._plan_and_measure(run, record, verify=verify)
+                self._planned(run, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
             for one in self.made:
                 one.forget()
             raise
         finally:
+            if self.together.record is not None:
+                self.together.record.clear()
             self.together.record = None
-            record.clear()
             for one in self.made:
                 one.let_go()
+
+    def _recorded(
+        self,
+        run: Callable[[], Any],
+        modules: Sequence[nn.Module],
+        batch: Sequence[torch.Tensor],
+        *,
+        again: bool = False,
+    ) -> ForwardRecord:
+        """What is on the device in a step, once gradients pass from graph to graph as in eager."""
+        for left in reversed(range(_CROSSINGS)):
+            record = self.together.record = ForwardRecord(modules, batch)
+            first = not again and left + 1 == _CROSSINGS
+            if not self._crossed(run, record, again=not first) or not left:
+                break
+            record.clear()
+        return record
+
+    def _planned(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
+        """Plan the graphs; in tiles where there is no other plan."""
+        try:
+            self._plan_and_measure(run, record, verify=verify)
+        except InfeasibleError as error:
+            if not self.together.request.on("cpu" if record.cuda is None else "cuda").tiles:
+                raise
+            self.together.tiles = True
+            for one in self.made:
+                one.relax()
+            record = self._recorded(run, record.modules, record.batch, again=True)
+            try:
+                self._plan_and_measure(run, record, verify=verify)
+            except InfeasibleError:
+                why = [one.plans.no_tiles for one in self.made if one.plans and one.plans.no_tiles]
+                error.args = (f"{error}\ntiles: {why[-1] if why else 'none helps'}",)
+                raise error from None
 
     def _crossed(self, run: Callable[[], Any], record: ForwardRecord, *, again: bool) -> bool:
         """Whether graphs are to be made again, so that gradients pass from one to the next as in eager.
@@ -97,22 +129,25 @@ class Subgraphs:
         with record.forward():
             outputs = record.backward(run())
         used = {} if again else used_behind(record.crossings, outputs)
+        never = {} if again else silent(record.crossings)
         strides = arrived(record.crossings)
         changed = False
         for one in dict.fromkeys(call.graph for call in record.calls):
-            changed |= one.cross(used.get(one), strides.get(one, {}))
+            changed |= one.cross(used.get(one), never.get(one), strides.get(one, {}))
         return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
-        problem = _Problem(record)
-        self.python_bytes = record.python_bytes
-        plain = [graph.plain for graph in problem.graphs]
-        self.plain_bytes = shared_peak(problem.calls, plain, problem.end)
+        problem = self._problem(record)
         budget = self.budget_bytes = self._budget(problem.called)
         beyond = 0
         for left in reversed(range(_ROUNDS)):
             chosen = problem.shared(budget - beyond) if left else None
-            self._adopt(problem, chosen or problem.least, verify=verify and not beyond)
+            try:
+                self._adopt(problem, chosen or problem.least, verify=verify and not beyond)
+            except InfeasibleError:  # tiles are captured again with what was learned of them
+                if not left:
+                    raise
+                continue
             record.clear()
             self.measured_bytes = _measured(run, record)
             if not beyond and self.together.request.budget.share is not None:
@@ -125,6 +160,31 @@ class Subgraphs:
                 break
             beyond += self.measured_bytes - budget
         raise _refused(budget, len(problem.graphs), self.measured_bytes, self.python_bytes)
+
+    def plan_together(self, record: ForwardRecord) -> None:
+        """Plan the graphs whose calls were noted, inside the budget as far as is known without a rehearsal.
+
+        An InfeasibleError names a budget that works.
+        """
+        problem = self._problem(record)
+        budget = self.budget_bytes = self._budget(problem.called)
+        try:
+            chosen = share_budget(problem.graphs, problem.calls, budget, problem.end)
+        except InfeasibleError:
+            if not self.together.request.on(problem.device).tiles:
+                raise
+            self.together.tiles = True
+            for one in problem.called:
+                one.relax()
+            chosen = share_budget(problem.graphs, problem.calls, budget, problem.end)
+        self._adopt(problem, chosen, verify=False)
+
+    def _problem(self, record: ForwardRecord) -> _Problem:
+        problem = _Problem(record)
+        self.python_bytes = record.python_bytes
+        plain = [graph.plain for graph in problem.graphs]
+        self.plain_bytes = shared_peak(problem.calls, plain, problem.end)
+        return problem
 
     def _adopt(self, problem: _Problem, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
@@ -162,7 +222,7 @@ class Subgraphs:
             return static
         made = Subgraph(static, leaves, layouts, self.together)
         known = (one.boundary for one in self.made if one.leaves == made.leaves)
-        made.boundary = next(known, made.boundary)  # of other shapes
+        made.cross_by(next(known, made.boundary))  # of other shapes
         self.made.append(made)
         self.together.count += 1
 
@@ -185,7 +245,8 @@ class Subgraphs:
     def _budget(self, called: Sequence[Subgraph]) -> int:
         budget = self.together.request.budget
         arguments = [a for one in called for a in one.arguments]
-        return budget.resolve(self.plain_bytes, Room(arguments).free_bytes() if budget.auto else None)
+        room = Room(arguments) if arguments else called[0].room
+        return budget.resolve(self.plain_bytes, room.free_bytes() if budget.auto else None)
 
     @property
     def plans(self) -> list[Plan]:
@@ -211,11 +272,12 @@ class Subgraphs:
                 continue
             assert one.joint is not None
             passing = one.joint.outputs
-            out = sum(plan.graph.tensors[t].bytes for t in passing if t is not None)
+            out = sum(one.joint.graph.tensors[t].bytes for t in passing if t is not None)
+            tiles = f"in {plan.decisions.tiles} tiles, " if plan.decisions.tiles else ""
             held = held_bytes(one.joint, plan.program)
             taken, plain = format_bytes(plan.predicted.peak_bytes), format_bytes(plan.plain.peak_bytes)
             lines.append(
-                f"graph {k + 1:<4} {taken} of {plain} plain, {plan.overhead:+.1%} on "
+                f"graph {k + 1:<4} {taken} of {plain} plain, {tiles}{plan.overhead:+.1%} on "
                 f"{format_seconds(plan.plain.seconds)}; holds {format_bytes(held)} for its "
                 f"backward, hands on {format_bytes(out)}"
             )
@@ -253,6 +315,12 @@ class _Problem:
         around, self.end = record.around(held)
         pairs = zip(record.calls, around, strict=True)
         self.calls = [GraphCall(number[one.graph], size) for one, size in pairs]
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the graphs run on."""
+        kinds = {one.room.device.type for one in self.called}
+        return "cuda" if "cuda" in kinds else "cpu"
 
     def shared(self, budget: int) -> list[GraphPlan[Plan]] | None:
         """Plans for a budget; None where none fit as far as is known: measured, a step may take less."""

@@ -57,16 +57,18 @@ class Aot:
         inputs: Sequence[Any],
         mode: FakeTensorMode,
         before: Traced | None = None,
+        joint: Joint | None = None,
         boundary: Boundary | None = None,
     ) -> None:
-        """``before`` is the function as it was traced before, for inputs like these.
+        """``before`` is the function as it was traced before, for inputs like these; ``joint`` is what of.
 
         ``boundary`` is that of one of several graphs.
         """
-        self._module, self._leaves, self._inputs, self._mode = module, leaves, inputs, mode
+        self._leaves, self._mode = leaves, mode
+        self.module, self.inputs = module, inputs
         self.fused = False
         """Whether operators run in groups, as compiled kernels."""
-        self.joint: Joint | None = None
+        self.joint: Joint | None = joint
         """What was traced, once it was compiled for the first time."""
         self.before = self._traced = before
         self._boundary = boundary
@@ -107,9 +109,9 @@ class Aot:
             if self._traced is not None:
                 compiled = self._traced.compiled(compilers)
             else:
-                known = layouts_of([value for value in self._inputs if isinstance(value, torch.Tensor)])
+                known = layouts_of([value for value in self.inputs if isinstance(value, torch.Tensor)])
                 with traced(), eager_kernels(known), traced_with(self._boundary):
-                    compiled, self._traced = traced_and_compiled(self._module, self._inputs, compilers)
+                    compiled, self._traced = traced_and_compiled(self.module, self.inputs, compilers)
         if self._traced is None:  # it is traced again the next time
             self.joint = None
         return _watched_over(compiled, made)
@@ -118,8 +120,8 @@ class Aot:
         """The traced function as a Graph; what eager does otherwise is changed in it at first."""
         if self.joint is None:
             apart = self._apart(joint, num_outputs)
-            copy_gradients(joint, num_outputs, gradient_strides(self._inputs))
-            marks = gradient_marks(self._module)
+            copy_gradients(joint, num_outputs, gradient_strides(self.inputs))
+            marks = gradient_marks(self.module)
             self.joint = self._joint(joint, num_outputs, marks, apart)
         return self.joint
 

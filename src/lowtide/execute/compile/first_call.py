@@ -7,6 +7,7 @@ again with that known.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,10 +15,12 @@ from typing import Any
 
 from torch import fx
 
+from lowtide.collector import collector_paused
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import refuse_distributed_tensors
+from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -77,6 +80,7 @@ class FirstCall(ABC):
             witness, self._aot = Witness(self.layouts), None
             ready = self.make(arguments, witness)
             if ready is not None:
+                self.family.agrees(self._aot)
                 return ready
             self.family.differs(self._aot)
             if not witness.learned:
@@ -93,9 +97,21 @@ class FirstCall(ABC):
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
-            self._aot = self.family.aot(self.module, self.leaves, arguments, self.layouts, self.boundary)
-            self._aot.fused = self._fused
-        return self._aot.compiled(program, watch, self._state)
+            module = self.laid_out(arguments)
+            self._aot = self.family.aot(
+                module, self.leaves, arguments, self.layouts, self.boundary, fused=self._fused
+            )
+        with collector_paused() if self._ran_before else contextlib.nullcontext():
+            return self._aot.compiled(program, watch, self._state)
+
+    def laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:  # noqa: ARG002
+        """The function as it is traced, with the layouts that its tensors are to have."""
+        return self.module
+
+    @property
+    def _ran_before(self) -> bool:
+        """Whether the function was traced for many shapes, and ran with another one."""
+        return self._aot is not None and self._aot.before is not None
 
     def rehearsed(
         self,
@@ -112,7 +128,8 @@ class FirstCall(ABC):
         interpreter.watched.witness = witness
         before = witness.differing
         try:
-            outcome = stepped(function, arguments, self.leaves, interpreter.joint)
+            with called_before() if self._ran_before else contextlib.nullcontext():
+                outcome = stepped(function, arguments, self.leaves, interpreter.joint)
             if left is not None and witness.differing == before:
                 left(outcome)
         except LowtideError:

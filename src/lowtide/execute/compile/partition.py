@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 
-__all__ = ["shells"]
+__all__ = ["ends_of", "shells"]
 
 
 def shells(
@@ -21,15 +21,12 @@ def shells(
     nodes = list(joint.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     results = list(nodes[-1].args[0])
-    of_tensor: dict[int, fx.Node] = {}
-    for node, tensor in interpreter.joint.tensor_of.items():
-        of_tensor.setdefault(tensor, node)
-    saved = [of_tensor.get(t) or _unnamed(interpreter, t) for t in interpreter.saved]
+    saved = [_saved(interpreter, t) for t in interpreter.saved]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     more = _host_values(joint, interpreter)
     forward = _shell(joint, [(n.name, n.meta) for n in primals], [*results[:num_outputs], *saved], more)
-    into = [(f"saved_{n.name}", n.meta) for n in saved]
+    into = [(n.name, n.meta) for n in saved]
     into += [(f"on_host_{k}", {"val": value}) for k, value in enumerate(more)]
     into += [(n.name, n.meta) for n in tangents]
     gradients = results[num_outputs : num_outputs + len(primals)]  # those behind go another way
@@ -37,9 +34,30 @@ def shells(
     return forward, backward
 
 
-def _unnamed(interpreter: Interpreter, tensor: int) -> fx.Node:
-    """What stands for a result that no operator of the traced graph reads."""
-    node = fx.Graph().placeholder(f"tensor_{tensor}")
+def ends_of(module: fx.GraphModule, value: Callable[[Any], Any]) -> fx.GraphModule:
+    """A module with the inputs and the results of a joint one, and ``value`` of what is known of each."""
+    graph, output = fx.Graph(), module.graph.output_node()
+    made: dict[fx.Node, fx.Node] = {}
+
+    def end(node: fx.Node) -> fx.Node:
+        if node not in made:
+            is_input = node.op == "placeholder"
+            made[node] = graph.placeholder(node.name) if is_input else graph.call_function(_nothing)
+            made[node].meta = {**node.meta, "val": value(node.meta.get("val"))}
+            made[node].meta.pop("tensor_meta", None)
+        return made[node]
+
+    for node in module.graph.find_nodes(op="placeholder"):
+        end(node)
+    results: Any = output.args[0]
+    graph.output(tuple(end(one) if isinstance(one, fx.Node) else value(one) for one in results))
+    graph.output_node().meta = dict(output.meta)
+    return fx.GraphModule({}, graph)
+
+
+def _saved(interpreter: Interpreter, tensor: int) -> fx.Node:
+    """What stands for a tensor that passes from forward to backward."""
+    node = fx.Graph().placeholder(f"saved_{tensor}")
     node.meta = {"val": interpreter.joint.values[tensor]}
     return node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -17,21 +18,23 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import FirstCall
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
+from lowtide.execute.kernels.layout import in_faster_layout
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.memory.out_of_memory import while_measuring
 from lowtide.execute.planning.kept import Kept
-from lowtide.execute.planning.plan_step import (
-    costs_of,
-    device_of,
-    measured_by,
-    plan_joint,
-    warn_interrupted,
-)
+from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
+from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
 from lowtide.execute.runtime.witness import Witness
-from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, in_tiles, loop_of
+from lowtide.execute.tiling.plan_tiles import (
+    cut_as_it_runs,
+    good_without_tiles,
+    in_tiles,
+    loop_of,
+    without_tiles,
+)
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
@@ -47,8 +50,6 @@ __all__ = ["Planned", "Rehearsal", "Rehearsed"]
 
 _PLANS = 3
 """Tiles are planned so many times at most, until what is around them is known to fit."""
-_NO_TILES = 0.02
-"""Tiles are not looked for where a plan without them adds no more than this."""
 
 
 class Rehearsed(Exception):  # noqa: N818  it is no error
@@ -62,6 +63,42 @@ class Rehearsal:
     now: bool = False
     verify: bool = False
     """Whether that is compared with eager PyTorch."""
+
+
+class _Differs(Exception):  # noqa: N818  it is captured again
+    """Ends the planning of a step that was not captured as it runs."""
+
+
+class _Run:
+    """Runs a step once, without a trace; raises _Differs where it was not captured as it runs."""
+
+    def __init__(
+        self,
+        step: FirstCall,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+    ) -> None:
+        self._step, self._function, self._interpreter = step, function, interpreter
+        self._arguments, self._witness = arguments, witness
+        self.ran = False
+
+    def __call__(self, marker: Marker | None = None) -> None:
+        """Run it, with a marker that measures it."""
+        self._interpreter.marker, self.ran = marker, True
+        try:
+            same = self._step.rehearsed(self._function, self._interpreter, self._arguments, self._witness)
+        except Exception as error:
+            told = while_measuring(error, Room(self._arguments).device)
+            if told is None:
+                raise
+            traceback.clear_frames(error.__traceback__)
+            raise told from error
+        finally:
+            self._interpreter.marker = None
+        if not same:
+            raise _Differs
 
 
 class Planned(FirstCall):
@@ -89,6 +126,10 @@ class Planned(FirstCall):
         """Whether the step can be run to measure it."""
         self._to_keep: tuple[Kept, Plan] | None = None
         """A new plan in tiles, or one that is faster than those, and where to put it."""
+        self._planner: StepPlanner | None = None
+        """What plans the step, while it is made ready."""
+        self._laid_out: fx.GraphModule | None = None
+        """The function with the layouts that were measured to be faster, once they were."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -100,6 +141,20 @@ class Planned(FirstCall):
         if self._rehearsal.now:
             raise Rehearsed
         return self._ready(*arguments)
+
+    def laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:
+        """The function; with fused kernels convolutions run channels-last where that is faster."""
+        if not self._fused:
+            return self.module
+        if self._laid_out is None:
+            seconds = time_shares.LAYOUT * self._request.limits.time_limit
+            self._laid_out = in_faster_layout(self.module, arguments, self.layouts, seconds)
+        return self._laid_out
+
+    def let_go(self) -> None:
+        """Hold nothing that only making it ready needs."""
+        super().let_go()
+        self._planner = None
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
@@ -114,22 +169,7 @@ class Planned(FirstCall):
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
-
-        def run(marker: Marker | None = None) -> bool:
-            made[0].marker = marker
-            try:
-                return self.rehearsed(measuring, made[0], arguments, witness)
-            except Exception as error:
-                told = while_measuring(error, room.device)
-                if told is None:
-                    raise
-                traceback.clear_frames(error.__traceback__)
-                raise told from error
-            finally:
-                made[0].marker = None
-
-        if self._fits and not run():
-            return None
+        run = _Run(self, measuring, made[0], arguments, witness)
         pinned = _pinned(joint, arguments, state)
         tiles_alone = self._request.tiles and not self._fits
 
@@ -142,8 +182,17 @@ class Planned(FirstCall):
             interpreter.plan = plan
             made.append(interpreter)
 
-        for _ in range(_PLANS):
+        try:
+            if self._fits and not self._measured_at_once(device):
+                run()
             plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
+            if self._fits and not run.ran:
+                run()
+        except _Differs:
+            return None
+        for attempt in range(_PLANS):
+            if attempt:
+                plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
             ready = measuring
             if plan.program == made[0].program:
                 promise(made[0])
@@ -159,6 +208,15 @@ class Planned(FirstCall):
             seen = self._fits and loop_of(plan.program) is None
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
+
+    def _measured_at_once(self, device: torch.device) -> bool:
+        """Whether one run both shows that the step was captured as it runs and measures it.
+
+        That does where other shapes ran and workspaces alone are measured; on CUDA, libraries take more of
+        them in a first run.
+        """
+        familiar = self._planner is not None and self._planner.familiar
+        return familiar and device.type == "cpu" and self._request.cost == "measured"
 
     def _holds(
         self,
@@ -226,18 +284,18 @@ class Planned(FirstCall):
         known = kept.load() if kept is not None else None
         if known is not None:
             return known
-        share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
-        shorter = request.within(share * request.limits.time_limit)
+        began = time.monotonic()
         try:
-            others = self.family.plans.others(arguments)
-            whole = plan_joint(joint, run, room, shorter, state=state, pinned=pinned, others=others)
-            plain, budget, spent = whole.plain, whole.budget_bytes, whole.solve_seconds
+            assert self._planner is not None
+            whole = self._planner.plan(run, self._shorter())
+            plain, budget = whole.plain, whole.budget_bytes
         except InfeasibleError as error:
             if not request.tiles:
                 raise
-            refused, budget, spent = error, error.budget, error.solve_seconds
+            refused, budget = error, error.budget
             plain = Side(error.plain_peak, error.plain_seconds)
-        if whole is not None and (enough := _good_without_tiles(whole, request)) is not None:
+        spent = time.monotonic() - began
+        if whole is not None and (enough := good_without_tiles(whole, request)) is not None:
             return enough
         left = max(
             time_shares.TILES_AT_LEAST * request.limits.time_limit,
@@ -246,15 +304,14 @@ class Planned(FirstCall):
         exactly = replace(request, budget=Budget(bytes=budget))
         try:
             with no_trace(arguments, self.leaves, joint):
-                fused = whole is not None and request.kernels == "fused"
-                rival = whole.predicted.seconds if whole is not None and fused else None
+                rival = whole.predicted.seconds if whole is not None and self._fused else None
                 tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left, rival=rival)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except KeyboardInterrupt:
             if whole is None:
                 raise
             warn_interrupted()
-            without = _without_tiles(whole, request, "the search was interrupted before any were found")
+            without = without_tiles(whole, request, "the search was interrupted before any were found")
             return msgspec.structs.replace(without, interrupted=True)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
@@ -277,8 +334,8 @@ class Planned(FirstCall):
 
         Tiles of those are compiled: the next time none are looked for.
         """
-        found = _without_tiles(plan, self._request, why)
-        if kept is not None and self._request.kernels == "fused":
+        found = without_tiles(plan, self._request, why)
+        if kept is not None and self._fused:
             self._to_keep = kept, found
         return found
 
@@ -308,33 +365,25 @@ class Planned(FirstCall):
             state,
         )
 
+    def _shorter(self) -> PlanRequest:
+        """What is asked for without tiles, where they may be looked for beside it."""
+        request = self._request
+        share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
+        return request.within(share * request.limits.time_limit)
+
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
         """The Program to measure with."""
 
         def program(joint: Joint) -> Program:
-            found = measured_by(joint, room, self._request, state, self.family.plans.others(arguments))
+            others, pinned = self.family.plans.others(arguments), _pinned(joint, arguments, state)
+            self._planner = StepPlanner(joint, room, state=state, pinned=pinned, others=others)
+            found = self._planner.to_measure(self._shorter())
             self._fits = found is not None
             return found or store_all(joint.graph)
 
         return program
-
-
-def _good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
-    """The plan without tiles where none are looked for."""
-    if not request.tiles_compete:
-        return whole
-    if whole.interrupted:
-        return _without_tiles(whole, request, "not looked for, the search was interrupted")
-    if whole.overhead <= _NO_TILES:
-        return _without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
-    return None
-
-
-def _without_tiles(plan: Plan, request: PlanRequest, why: str) -> Plan:
-    """The plan with the reason why it has no tiles, though they were allowed."""
-    return msgspec.structs.replace(plan, only=request.methods, no_tiles=why)
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:

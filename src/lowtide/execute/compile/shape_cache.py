@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.execute.compile.family import Family
-from lowtide.execute.planning.other_shapes import ShapePlans
+from lowtide.execute.compile.family import Family, Shapes
 from lowtide.torch_internals import storage_id
 from lowtide.trace.step.joint import Leaf
 from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
@@ -69,12 +68,12 @@ class Remembering:
         compiler: Compiler,
         purpose: Hashable,
         limit: int,
-        plans: ShapePlans | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
-        """``plans`` are those for all shapes of the function, also for ones that were captured apart."""
+        """``shapes`` are all those of the function, also ones that were captured apart."""
         self.limit = limit
         self._symbolic = Symbolic(module)
-        self._family = Family(self._symbolic.of_tensors, plans)
+        self._family = Family(self._symbolic.of_tensors, shapes)
         self._leaves = leaves
         self._compiler = compiler
         self._purpose = purpose

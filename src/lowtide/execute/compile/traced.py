@@ -5,9 +5,10 @@ AOTAutograd traces a function, then has it compiled. The second part can be done
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import fx
 from lowtide.torch_internals import TracingContext, aot_autograd, part_of_compiler, set_part_of_compiler
 from lowtide.trace.refusal import calls_torch
 
-__all__ = ["Compilers", "Traced", "traced_alone", "traced_and_compiled"]
+__all__ = ["Compilers", "Traced", "called_before", "traced_alone", "traced_and_compiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,25 @@ class Traced:
         return called
 
     def with_records(self, state: Any, capture: Any) -> Traced:
-        """The same function by other records of AOTAutograd."""
+        """The same function by other records of AOTAutograd; nothing of it is logged again."""
+        state.aot_config = replace(state.aot_config, enable_log=False)
         return Traced(self._compile, state, capture)
+
+
+@contextlib.contextmanager
+def called_before() -> Iterator[None]:
+    """Inside, torch does not look at the operators of a function that it calls for the first time.
+
+    It has looked at them when the function ran with other shapes.
+    """
+    look = part_of_compiler("first call")
+    if look is not None:
+        set_part_of_compiler("first call", contextlib.nullcontext)
+    try:
+        yield
+    finally:
+        if look is not None:
+            set_part_of_compiler("first call", look)
 
 
 class _Ended(Exception):  # noqa: N818  it is no error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -46,7 +47,9 @@ class Kept:
         self.graph, self.able, self.outside, self.free = graph, able, outside, free
         self.budget, self.offload = request.budget, request.offload
         self.wanted = request.cache
-        step = [
+        self._asked = repr((request.budget, request.limits.time_limit, request.limits.seed, free))
+        self._seconds = repr(request.limits.time_limit)
+        self._step = [
             repr((request.methods, request.auto, request.cost)),
             repr(sorted(able)),
             environment(kind).key,
@@ -56,15 +59,34 @@ class Kept:
             repr(sorted(room.pinned)),
             str(whole is not None),
         ]
-        asked = repr((request.budget, request.limits.time_limit, request.limits.seed, free))
-        encoded = msgspec.json.encode(graph)
-        self.name = _file_name("plan", encoded, [asked, *step])
-        self.smallest_name = _file_name("smallest", encoded, step)
-        self.first_name = _file_name("first", encoded, [repr(request.limits.time_limit), *step])
+
+    def _name(self, kind: str, *parts: str) -> str:
+        """The file of a plan."""
+        digest = hashlib.sha256(self._encoded + "\0".join([*parts, *self._step]).encode())
+        return f"{kind}-{digest.hexdigest()[:32]}.json"
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self.graph)
+
+    @cached_property
+    def name(self) -> str:
+        """The file of the plan for what is asked for."""
+        return self._name("plan", self._asked)
+
+    @cached_property
+    def smallest_name(self) -> str:
+        """The file of the plan with the smallest peak."""
+        return self._name("smallest")
+
+    @cached_property
+    def first_name(self) -> str:
+        """The file of the plan with the smallest peak that was found first."""
+        return self._name("first", self._seconds)
 
     def load(self) -> Plan | None:
         """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
-        plan = self._read(self.name)
+        plan = self._read(self.name) if self.wanted else None
         with contextlib.suppress(LowtideError):
             if plan is not None and self._asked_for(plan) and self._fits(plan):
                 return plan
@@ -75,12 +97,14 @@ class Kept:
 
         It is kept: a budget that an error has named works, however little a search finds the next time.
         """
-        known, found = self._read(self.smallest_name), error.plan
+        known = self._read(self.smallest_name) if self.wanted else None
+        found = error.plan
         if known is not None and not (self._fits(known) and set(known.offload) <= set(self.offload)):
             known = None
         if isinstance(found, Plan) and (known is None or _peak(found) < _peak(known)):
             known = found
-            self._write(self.smallest_name, found)
+            if self.wanted:
+                self._write(self.smallest_name, found)
         error.plan = known
         size = self.budget.resolve(error.plain_peak, self.free)
         if known is None or _peak(known) > size:
@@ -89,20 +113,19 @@ class Kept:
 
     def load_first(self) -> Plan | None:
         """The plan with the smallest peak that was found first, in as much time."""
-        plan = self._read(self.first_name)
+        plan = self._read(self.first_name) if self.wanted else None
         return plan if plan is not None and self._fits(plan) else None
 
     def first(self, error: InfeasibleError) -> Plan:
         """The plan with the smallest peak, which is kept; else the error."""
         if not isinstance(error.plan, Plan):
             raise error
-        self._write(self.first_name, error.plan)
+        if self.wanted:
+            self._write(self.first_name, error.plan)
         return error.plan
 
     def _read(self, name: str) -> Plan | None:
         """A valid plan for this step and device."""
-        if not self.wanted:
-            return None
         with contextlib.suppress(LowtideError):
             plan = read_document(cache_folder() / "plans" / name, Plan)
             if plan.beside_bytes == self.outside and not plan.interrupted:
@@ -125,13 +148,11 @@ class Kept:
 
     def store(self, plan: Plan) -> None:
         """Keep the plan, but none from times that a busy machine disturbed: they are measured again."""
-        if not plan.disturbed:
+        if self.wanted and not plan.disturbed:
             self._write(self.name, plan)
 
     def _write(self, name: str, plan: Plan) -> None:
         """Write a plan, whole or not at all; a folder that cannot be written is no reason to fail."""
-        if not self.wanted:
-            return
         with contextlib.suppress(LowtideError, OSError):
             path = cache_folder() / "plans" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,8 +161,3 @@ class Kept:
 
 def _peak(plan: Plan) -> int:
     return plan.predicted.peak_bytes
-
-
-def _file_name(kind: str, graph: bytes, parts: Sequence[str]) -> str:
-    digest = hashlib.sha256(graph + "\0".join(parts).encode())
-    return f"{kind}-{digest.hexdigest()[:32]}.json"

@@ -1,7 +1,7 @@
 """Plans for the shapes of one function: a new shape is planned with what is known from others.
 
-Sizes are put into buckets. Shapes of one bucket share a plan where it fits; a shape of a new bucket is
-planned by a short search beside the plans that are there.
+Sizes are put into buckets. Shapes of one bucket share a plan where it fits. A shape of a new bucket takes one
+over too, unless a short search finds a faster one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from lowtide.errors import PlanError
 from lowtide.graph import Graph
-from lowtide.plan.make.other_sizes import alike
+from lowtide.plan.make.other_sizes import AS_FOR_ANOTHER, alike
 from lowtide.plan.result.plan import Plan
 
 __all__ = ["NO_OTHERS", "Bucket", "OtherShapes", "ShapePlans", "parse_bucket"]
@@ -58,7 +58,8 @@ class OtherShapes:
 
     def of(self, graph: Graph) -> list[Plan]:
         """Those whose Programs are Programs of this step."""
-        found = (plan for plan in self.plans if alike(plan.graph, graph))
+        different = {id(plan): plan for plan in self.plans}.values()
+        found = (plan for plan in different if alike(plan.graph, graph))
         return list(islice(found, _NEAREST))
 
     def settled(self, graph: Graph) -> bool:
@@ -81,8 +82,10 @@ class ShapePlans:
         """By sizes, and by what operators there are."""
 
     def add(self, arguments: Sequence[Any], plan: Plan) -> None:
-        """Keep a plan for the shapes of these arguments."""
+        """Keep a plan for the shapes of these arguments; of one that was taken over, the one it came from."""
         if plan.seconds and not plan.offload:
+            if plan.method == AS_FOR_ANOTHER:
+                plan = next((one for one in self._made.values() if one.program == plan.program), plan)
             self._made[_sizes(arguments), tuple(op.kind for op in plan.graph.ops)] = plan
             while len(self._made) > _KEPT:
                 del self._made[next(iter(self._made))]

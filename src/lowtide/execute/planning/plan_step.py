@@ -3,60 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from lowtide.cost import Cost
-from lowtide.cost.cache import open_cache
-from lowtide.cost.device import Device, cache_folder, load_device, store_device
-from lowtide.cost.estimate import estimate
-from lowtide.cost.measure import measure
-from lowtide.cost.probe import environment, measure_device
-from lowtide.cost.signature import signature
+import msgspec
+
 from lowtide.cost.watch import Marker
-from lowtide.errors import FileError, InfeasibleError, LowtideError
+from lowtide.errors import InfeasibleError, LowtideError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host, refuse_too_much
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.other_shapes import NO_OTHERS, OtherShapes
+from lowtide.execute.planning.step_costs import MEASURING, costs_of, device_of, link_of
 from lowtide.execute.runtime.in_place import able_in_place
-from lowtide.graph import Graph, Op, Phase
+from lowtide.graph import Graph, Phase
+from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
-from lowtide.plan.make.make_plan import make_plan, plain_peak, plan_with
-from lowtide.plan.make.other_sizes import best_of, program_of, scaled
-from lowtide.plan.make.paused import PausedStep
+from lowtide.plan.make.make_plan import make_plan, plain_peak
+from lowtide.plan.make.other_sizes import AS_FOR_ANOTHER, as_good, plan_by, scaled
+from lowtide.plan.make.paused import PausedStep, resumed
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
-from lowtide.plan.program.memory import allocated_bytes
-from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.recompute.found import LOWEST
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
 
-__all__ = [
-    "costs_of",
-    "device_of",
-    "link_of",
-    "measurable",
-    "measured_by",
-    "plan_joint",
-    "warn_interrupted",
-]
+__all__ = ["StepPlanner", "measurable", "warn_interrupted"]
 
 _MEASURED_SHARE = 0.8
 """Of the free memory: what measuring may take where the plain step does not fit."""
-
-
-_MEASURING = 60.0
-"""Seconds in which operators are measured several times; the others are timed once."""
 _QUICK = 0.5
-"""Seconds of a search beside plans for other shapes."""
+"""Seconds of a search for a new shape, if that is enough: it ends sooner where nothing is left to gain."""
 
 
 def warn_interrupted() -> None:
@@ -64,170 +51,199 @@ def warn_interrupted() -> None:
     warnings.warn("the search was interrupted: the step runs by the best plan so far", stacklevel=3)
 
 
-def plan_joint(
-    joint: Any,
-    run: Callable[[Marker], object] | None,
-    room: Room,
-    request: PlanRequest,
-    *,
-    state: Sequence[Any] = (),
-    pinned: Collection[int] = (),
-    smallest: bool = False,
-    others: OtherShapes = NO_OTHERS,
-) -> Plan:
-    """The plan for a captured step; ``run`` runs it once with a marker, to measure what is not known.
+class StepPlanner:
+    """Plans one captured step: first what to measure it with, then how to run it."""
 
-    ``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave. With ``smallest`` it is the
-    plan with the smallest peak, the same whenever it is asked for. Plans for ``others`` shapes of the step
-    make it quick: one of them, or what a short search finds.
-    """
-    graph: Graph = joint.graph
-    device = device_of(graph)
-    able = able_in_place(joint)
-    targets = [call.target for call in joint.calls]
-    relatives = others.of(with_state(graph, state))
-    costs = costs_of(graph, targets, device, run, request.cost, 0.0 if relatives else _MEASURING)
-    if relatives and costs.origin == "measured":
-        known = scaled(relatives[0], with_state(graph, state))
-        costs = replace(costs, seconds=known.seconds, short=known.short, origin=known.origin)
-    request = _of_training(request, graph)
-    graph = with_state(graph, state)
-    free = room.free_bytes() if request.budget.auto else None
-    link = link_of(device) if "offload" in request.methods else None
-    outside = room.outside_bytes()  # after all that was measured: libraries have taken what they keep
-    paused = PausedStep.of(graph, costs, able, room.between_bytes) if room.between_bytes else None
-    if paused is not None:
-        step, graph, costs, able = graph, paused.graph, paused.costs, paused.able
-    kept = Kept(graph, able, request, device, DeviceRoom(outside, free, link, pinned))
-    plan = kept.load_first() if smallest else kept.load()
-    optional = request.auto and not request.offload  # nobody has asked for offload
+    def __init__(
+        self,
+        joint: Joint,
+        room: Room,
+        *,
+        state: Sequence[Any] = (),
+        pinned: Collection[int] = (),
+        others: OtherShapes = NO_OTHERS,
+    ) -> None:
+        """``state`` is that of the optimiser; ``pinned`` are leaves that cannot leave.
 
-    def made(asked: PlanRequest) -> Plan:
-        usable = link if "offload" in asked.methods else None
-        try:
-            return make_plan(graph, costs, asked, DeviceRoom(outside, free, usable, pinned), able=able)
-        except InfeasibleError as error:
-            return kept.first(error) if smallest else kept.smallest(error)
+        Plans for ``others`` shapes of the step make it quick: one of them is taken over.
+        """
+        self._joint, self._room, self._pinned = joint, room, pinned
+        self._graph = with_state(joint.graph, state)
+        self._planned, self._settled = others.planned, others.settled(self._graph)
+        self._device = device_of(joint.graph)
+        self._able = able_in_place(joint)
+        self._targets = [call.target for call in joint.calls]
+        self._relatives = others.of(self._graph)
+        self.known: Plan | None = None
+        """A plan that was made before, once it was looked for."""
+        self._expected: Plan | None = None
+        """A plan by what is known of other shapes, which the step is measured with."""
 
-    if plan is None and relatives:
-        place = DeviceRoom(outside, free, link, pinned)
-        plan = _quick(graph, costs, request, place, able, relatives, settled=others.settled(graph))
-        plan = plan if plan is None or fits_host(graph, plan.program) else None
-        if plan is not None and not plan.interrupted:
-            kept.store(plan)
-    if plan is None or (optional and not fits_host(graph, plan.program)):
-        plan = made(request)
-        if optional and not fits_host(graph, plan.program):
-            plan = made(request.without("offload"))
-        if plan.interrupted:
-            warn_interrupted()
-        elif not smallest:
-            kept.store(plan)
-    refuse_too_much(graph, plan.program)
-    return plan if paused is None else _resumed(plan, paused, request, step)
+    @property
+    def familiar(self) -> bool:
+        """Whether plans for other shapes are known."""
+        return bool(self._relatives)
 
+    @cached_property
+    def _plain(self) -> Program:
+        return with_in_place(self._graph, store_all(self._graph), self._able)
 
-def _resumed(plan: Plan, paused: PausedStep, request: PlanRequest, step: Graph) -> Plan:
-    """The plan for a step itself, from one with a pause; by the figures of that plan."""
-    asked = replace(request, budget=Budget(bytes=plan.budget_bytes))
-    room, program = DeviceRoom(plan.beside_bytes, link=plan.link), paused.without(plan.program)
-    costs, able = paused.figures(plan.seconds, plan.workspace_bytes, plan.short, plan.able)
-    found = plan_with(
-        step,
-        replace(costs, origin=plan.cost, disturbed=plan.disturbed),
-        program,
-        asked,
-        room,
-        able=able,
-        method=plan.method,
-    )
-    assert found is not None
-    return found
+    def to_measure(self, request: PlanRequest) -> Program | None:
+        """The Program to measure the step with; where it has run with other shapes, one inside the budget.
 
+        The user trains then, and no new shape may take more than is allowed, nor another way through
+        branches. None where none is known to fit. A plan that was made before needs nothing measured.
+        """
+        request, room = self._asked(request), self._there(request, None)
+        known = self._kept(request, room).load()
+        if known is not None and fits_host(self._graph, known.program):
+            self.known = known
+            return known.program
+        if self._relatives:
+            self._expected = self._taken_over(request, room)
+            return None if self._expected is None else self._expected.program
+        graph, limit = self._joint.graph, None
+        if self._planned:
+            plain = plain_peak(self._graph, Costs(()), program=self._plain) + room.outside_bytes
+            limit = request.budget.resolve(plain, room.free_bytes)
+        seconds = time_shares.MEASURING * request.limits.time_limit
+        return measurable(graph, self._targets, self._device, self._room, limit, seconds=seconds)
 
-def _of_training(request: PlanRequest, graph: Graph) -> PlanRequest:
-    """A share is one of a training step; evaluation keeps nothing for backward as it is."""
-    forward_only = all(op.phase is Phase.FORWARD for op in graph.ops)
-    evaluates = request.budget.share is not None and forward_only
-    return replace(request, budget=Budget(share=1.0)) if evaluates else request
+    def plan(
+        self, run: Callable[[Marker], object] | None, request: PlanRequest, *, smallest: bool = False
+    ) -> Plan:
+        """The plan for the step; ``run`` runs it once with a marker, to measure what is not known.
 
+        With ``smallest`` it is the plan with the smallest peak, the same whenever it is asked for.
+        """
+        request, graph, able = self._asked(request), self._graph, self._able
+        if self.known is not None and not smallest:
+            refuse_too_much(graph, self.known.program)
+            return self.known
+        began = time.monotonic()
+        costs = self._costs(run, request)
+        link = link_of(self._device) if "offload" in request.methods else None
+        room = self._there(request, link)  # after all that was measured: libraries have taken what they keep
+        paused: PausedStep | None = None
+        if self._room.between_bytes:
+            paused = PausedStep.of(graph, costs, able, self._room.between_bytes)
+            graph, costs, able = paused.graph, paused.costs, paused.able
+        kept = Kept(graph, able, request, self._device, room)
+        plan = kept.load_first() if smallest else kept.load()
+        optional = request.auto and not request.offload  # nobody has asked for offload
+        limit = request.limits.time_limit
+        left = max((1 - time_shares.MEASURING) * limit, limit - (time.monotonic() - began))
 
-def _quick(
-    graph: Graph,
-    costs: Costs,
-    request: PlanRequest,
-    room: DeviceRoom,
-    able: Collection[int],
-    relatives: Sequence[Plan],
-    *,
-    settled: bool,
-) -> Plan | None:
-    """One of the plans for other shapes, or what a short search finds where that is faster; None: neither.
+        def made(asked: PlanRequest) -> Plan:
+            place = room if "offload" in asked.methods else replace(room, link=None)
+            try:
+                return make_plan(graph, costs, asked.within(left), place, able=able)
+            except InfeasibleError as error:
+                return kept.first(error) if smallest else kept.smallest(error)
 
-    Where it is ``settled`` that the first of them is as good as any, nothing is searched.
-    """
-    asked = request.without("tile")
-    if settled and (found := best_of(relatives[:1], graph, costs, asked, room, able)) is not None:
-        return found
-    found = best_of(relatives, graph, costs, asked, room, able)
-    with contextlib.suppress(InfeasibleError):
-        short = asked.within(min(_QUICK, asked.limits.time_limit))
-        searched = make_plan(graph, costs, short, room, able=able)
-        if found is None or searched.predicted.seconds < found.predicted.seconds:
+        if plan is None and self._expected is not None:
+            plan = self._as_expected(self._expected, costs, request, room)
+            if plan is not None and not plan.interrupted:
+                kept.store(plan)
+        if plan is None or (optional and not fits_host(graph, plan.program)):
+            plan = made(request)
+            if optional and not fits_host(graph, plan.program):
+                plan = made(request.without("offload"))
+            if plan.interrupted:
+                warn_interrupted()
+            elif not smallest:
+                kept.store(plan)
+        refuse_too_much(graph, plan.program)
+        return plan if paused is None else resumed(plan, paused, request, self._graph)
+
+    def _taken_over(self, request: PlanRequest, room: DeviceRoom) -> Plan | None:
+        """A plan from what is known of other shapes: the plain one, one of theirs, or what a search finds.
+
+        It is searched for where none of theirs fits, or where they may be improved on.
+        """
+        graph, first, able = self._graph, self._relatives[0], self._able
+        costs, least = scaled(first, graph), scaled(first, graph, shrinking=True)
+        plain = plain_peak(graph, least, program=self._plain) + room.outside_bytes
+        budget = Budget(bytes=request.budget.resolve(plain, room.free_bytes))
+        asked = replace(request, budget=budget).without("tile")
+        programs = [self._plain, *(plan.program for plan in self._relatives)]
+        found = plan_by(programs, graph, costs, asked, room, able, self._plain)
+        if found is not None and not self._may_improve(found):
+            return found
+        searched = self._searched(costs, asked, room, needed=found is None)
+        if found is None or (searched is not None and searched.predicted.seconds < found.predicted.seconds):
             return searched
-    return found
+        return found
 
+    def _searched(self, costs: Costs, request: PlanRequest, room: DeviceRoom, *, needed: bool) -> Plan | None:
+        """What a short search finds; or a longer one, where a plan is ``needed`` and that was too short."""
+        limit = request.limits.time_limit
+        plan: Plan | None = None
+        for seconds in sorted({min(_QUICK, limit), limit if needed else min(_QUICK, limit)}):
+            with contextlib.suppress(InfeasibleError):
+                plan = make_plan(self._graph, costs, request.within(seconds), room, able=self._able)
+                if plan.method != LOWEST or plan.interrupted:
+                    break
+        return plan
 
-def device_of(graph: Graph) -> str:
-    """The kind of device that a step runs on."""
-    return "cuda" if any(op.device.startswith("cuda") for op in graph.ops) else "cpu"
+    def _may_improve(self, plan: Plan) -> bool:
+        """Whether a search may find a faster plan than this one."""
+        if plan.method != AS_FOR_ANOTHER or self._settled:
+            return False
+        return not as_good(plan, next(one for one in self._relatives if one.program == plan.program))
 
+    def _as_expected(
+        self, expected: Plan, costs: Costs, request: PlanRequest, room: DeviceRoom
+    ) -> Plan | None:
+        """The plan that was expected to fit, now that workspaces are measured; None where it does not."""
+        asked, programs = request.without("tile"), [expected.program]
+        plan = plan_by(programs, self._graph, costs, asked, room, self._able, self._plain)
+        if plan is None or not fits_host(self._graph, plan.program):
+            return None
+        return msgspec.structs.replace(
+            plan,
+            method=expected.method,
+            interrupted=expected.interrupted,
+            solve_seconds=expected.solve_seconds,
+        )
 
-def costs_of(
-    graph: Graph,
-    targets: Sequence[Any],
-    kind: str,
-    run: Callable[[Marker], object] | None,
-    origin: str = "measured",
-    time_limit: float = _MEASURING,
-) -> Costs:
-    """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
+    def _costs(self, run: Callable[[Marker], object] | None, request: PlanRequest) -> Costs:
+        """What operators take; of a step that has run with other shapes, workspaces alone are measured."""
+        graph = self._joint.graph
+        limit = min(MEASURING, time_shares.MEASURING * request.limits.time_limit)
+        limit = 0.0 if self._relatives else limit
+        costs = costs_of(graph, self._targets, self._device, run, request.cost, limit)
+        if self._relatives and costs.origin == "measured":
+            known = scaled(self._relatives[0], self._graph)
+            costs = replace(costs, seconds=known.seconds, short=known.short, origin=known.origin)
+        return costs
 
-    The origin ``known`` stands for what the cache has, and estimates of the rest. What is left to measure
-    after ``time_limit`` seconds is timed once, as the step runs it.
-    """
-    if origin == "known":
-        cache = open_cache(cache_folder(), environment(kind))
-        guesses = estimate(graph, _described(kind))
-        found = tuple(cache.get(signature(graph, k)) or guess for k, guess in enumerate(guesses))
-    elif origin == "estimated" or run is None:
-        found = estimate(graph, _described(kind))
-    else:
-        where = environment(kind)
-        cache = open_cache(cache_folder(), where)
-        names = [signature(graph, op) for op in range(len(graph.ops))]
-        known = [cache.get(name) for name in names]
-        if all(cost is not None for cost in known):
-            found = tuple(cost for cost in known if cost is not None)
-        else:
-            found = measure(graph, targets, run, cache=cache, time_limit=time_limit).costs
-            with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
-                cache.save()
-    return Costs(
-        tuple(_seconds(cost) for cost in found),
-        tuple(_workspace(cost) + _scratch(graph, op) for op, cost in zip(graph.ops, found, strict=True)),
-        origin,
-        short=short_seconds(graph, found),
-        disturbed=sum(cost.disturbed for cost in found),
-    )
+    def _asked(self, request: PlanRequest) -> PlanRequest:
+        """The request; a share is one of a training step, evaluation keeps nothing for backward as it is."""
+        trains = any(op.phase is not Phase.FORWARD for op in self._joint.graph.ops)
+        evaluates = request.budget.share is not None and not trains
+        return replace(request, budget=Budget(share=1.0)) if evaluates else request
+
+    def _there(self, request: PlanRequest, link: Link | None) -> DeviceRoom:
+        free = self._room.free_bytes() if request.budget.auto else None
+        return DeviceRoom(self._room.outside_bytes(), free, link, self._pinned)
+
+    def _kept(self, request: PlanRequest, room: DeviceRoom) -> Kept:
+        return Kept(self._graph, self._able, request, self._device, room)
 
 
 def measurable(
-    graph: Graph, targets: Sequence[Any], kind: str, room: Room, limit: int | None = None
+    graph: Graph,
+    targets: Sequence[Any],
+    kind: str,
+    room: Room,
+    limit: int | None = None,
+    *,
+    seconds: float | None = None,
 ) -> Program | None:
     """A Program to measure a step with: the plain one where it fits, else one planned with estimates.
 
-    It fits into the device, or into ``limit`` bytes of it; the latter is not searched for long.
+    It fits into the device, or into ``limit`` bytes of it; it is searched for so many ``seconds`` at most.
     """
     plain = store_all(graph)
     free, outside = int(room.free_bytes() * _MEASURED_SHARE), room.outside_bytes()
@@ -237,67 +253,9 @@ def measurable(
     costs = costs_of(graph, targets, kind, None, "estimated")
     with contextlib.suppress(LowtideError):
         asked = PlanRequest(Budget(bytes=free))
-        asked = asked if limit is None else asked.within(_QUICK)
+        asked = asked if seconds is None else asked.within(min(seconds, asked.limits.time_limit))
         first = make_plan(graph, costs, asked, DeviceRoom(outside))
         if first.interrupted:
             raise KeyboardInterrupt  # there is no plan for the user's budget yet
         return first.program
     return None
-
-
-def measured_by(
-    joint: Joint, room: Room, request: PlanRequest, state: Sequence[Any], others: OtherShapes
-) -> Program | None:
-    """The Program to measure a step with; where it has run with other shapes, one inside the budget.
-
-    The user trains then, and no new shape may take more than is allowed, nor another way through branches.
-    None where none is known to fit.
-    """
-    graph, targets = with_state(joint.graph, state), [call.target for call in joint.calls]
-    kind, plans = device_of(joint.graph), others.of(graph)
-    if not others.planned:
-        return measurable(joint.graph, targets, kind, room)
-    request = _of_training(request, joint.graph)
-    outside, able = room.outside_bytes(), able_in_place(joint)
-    free = room.free_bytes() if request.budget.auto else None
-    found = program_of(plans, graph, request, DeviceRoom(outside, free), able)
-    if found is not None:
-        return found
-    plain = plain_peak(graph, scaled(plans[0], graph) if plans else Costs(()), able) + outside
-    return measurable(joint.graph, targets, kind, room, request.budget.resolve(plain, free))
-
-
-def _described(kind: str) -> Device:
-    """The device as it was measured before, or as it is measured now."""
-    folder = cache_folder()
-    device = load_device(folder, environment(kind))
-    if device is None:
-        device = measure_device(kind)
-        with contextlib.suppress(FileError):
-            store_device(folder, device)
-    return device
-
-
-def link_of(kind: str) -> Link:
-    """How fast copies between the device and the host are, each way."""
-    device = _described(kind)
-    memory = device.bytes_per_second / 2  # of the host itself: each byte is read and written
-    return Link(
-        to_host=device.from_device_bytes_per_second or memory,
-        to_device=device.to_device_bytes_per_second or memory,
-        handover=device.handover_seconds or 0.0,
-        beside=1 / device.bytes_per_second if kind == "cuda" else 0.0,
-    )
-
-
-def _seconds(cost: Cost) -> float:
-    return float(cost.seconds.value) if cost.seconds else 0.0
-
-
-def _workspace(cost: Cost) -> int:
-    return int(cost.workspace_bytes.value) if cost.workspace_bytes else 0
-
-
-def _scratch(graph: Graph, op: Op) -> int:
-    """What a second run of an operator writes its updates into, which were made the first time."""
-    return 0 if op.once else sum(allocated_bytes(graph.tensors[op.inputs[k]]) for k in op.updates)

@@ -9,6 +9,7 @@ from torch import fx
 
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.program.instructions import Run
+from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.in_place_calls import operator_in_place
 from lowtide.trace.step.joint import Joint
 
@@ -46,13 +47,16 @@ def _able(joint: Joint, op: int) -> bool:
     inputs = joint.graph.ops[op].inputs
     if not inputs or inputs[0] != joint.tensor_of.get(call.args[0]):
         return False
-    before, after = joint.values[inputs[0]], joint.values[call.results[0]]
-    return (before.shape, before.dtype, before.stride(), before.device) == (
+    before, after = joint.layout(inputs[0]), joint.layout(call.results[0])
+    if before is None or after is None:
+        return False
+    same = (before.shape, before.dtype, before.stride, before.device) == (
         after.shape,
         after.dtype,
-        after.stride(),
+        after.stride,
         after.device,
-    ) and bool(torch.ops.aten.is_non_overlapping_and_dense(before))
+    )
+    return same and is_dense(before.shape, before.stride)
 
 
 def in_place_variant(target: Any) -> Any:

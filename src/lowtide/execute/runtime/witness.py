@@ -81,7 +81,7 @@ class Witness:
         if op not in known:
             results = joint.calls[op].results
             read = {storage[t] for t in joint.graph.ops[op].inputs}
-            said = layouts((), {}, [joint.values[t] if t >= 0 else None for t in results])
+            said = [joint.layout(t) if t >= 0 else None for t in results]
             found: list[Layout | None] = []
             for t, one in zip(results, said, strict=True):
                 if one is None:

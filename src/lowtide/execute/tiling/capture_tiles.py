@@ -17,7 +17,8 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
 from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import costs_of, device_of, measurable
+from lowtide.execute.planning.plan_step import measurable
+from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.tile_loop import issue_seconds, run_body, zeros
 from lowtide.execute.runtime.witness import Witness

@@ -30,8 +30,18 @@ from lowtide.trace.tiles.owned import Owned
 from lowtide.trace.tiles.tiling import Tiling
 from lowtide.units import format_bytes
 
-__all__ = ["cut_as_it_runs", "has_loop", "in_tiles", "loop_of", "with_loop"]
+__all__ = [
+    "cut_as_it_runs",
+    "good_without_tiles",
+    "has_loop",
+    "in_tiles",
+    "loop_of",
+    "with_loop",
+    "without_tiles",
+]
 
+_NO_TILES = 0.02
+"""Tiles are not looked for where a plan without them adds no more than this."""
 _CUTS = 8
 """A step is cut so many times at most: what is learned shows what else is to be learned."""
 
@@ -174,3 +184,19 @@ def in_tiles(
         )
     search.polish()
     return msgspec.structs.replace(search.best, solve_seconds=search.spent(), interrupted=search.interrupted)
+
+
+def good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
+    """The plan without tiles where none are looked for."""
+    if not request.tiles_compete:
+        return whole
+    if whole.interrupted:
+        return without_tiles(whole, request, "not looked for, the search was interrupted")
+    if whole.overhead <= _NO_TILES:
+        return without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
+    return None
+
+
+def without_tiles(plan: Plan, request: PlanRequest, why: str) -> Plan:
+    """The plan with the reason why it has no tiles, though they were allowed."""
+    return msgspec.structs.replace(plan, only=request.methods, no_tiles=why)

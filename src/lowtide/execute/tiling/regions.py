@@ -90,9 +90,10 @@ def middles(joint: Joint) -> list[str]:
 
 def result_of(joint: Joint) -> str:
     """The one result of a step whose loss is outside; nothing where it gives a loss, or more than one."""
-    if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
+    result = joint.differentiated
+    if result is None:
         return ""
-    one = joint.graph.tensors[joint.outputs[0]]
+    one = joint.graph.tensors[result]
     return "" if one.shape in ((), (1,)) else one.id
 
 

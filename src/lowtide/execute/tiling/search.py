@@ -16,7 +16,7 @@ from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host
 from lowtide.execute.memory.optimizer_state import with_state
-from lowtide.execute.planning.plan_step import device_of, link_of
+from lowtide.execute.planning.step_costs import device_of, link_of
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry

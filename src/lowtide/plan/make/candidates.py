@@ -21,7 +21,7 @@ from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import with_joined
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
-from lowtide.plan.recompute.found import Found
+from lowtide.plan.recompute.found import LOWEST, Found
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
 from lowtide.plan.request import Limits, PlanTask
 
@@ -107,7 +107,7 @@ def at_the_lowest(
         peak=schedule.peak,
         smallest=known,
         floor=error.floor,
-        method="lowest peak",
+        method=LOWEST,
         solve_seconds=0.0,
     )
     peaks = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from lowtide.errors import InfeasibleError, PlanError
-from lowtide.graph import Graph, Role
+from lowtide.graph import Graph, Role, Timeline
 from lowtide.plan.bounds.relaxation import skippable
 from lowtide.plan.check.checker import check
 from lowtide.plan.make.candidates import Tried, at_the_end, at_the_lowest, played, stored, with_leaves_away
@@ -41,9 +41,9 @@ _SUMMING = 1e-9
 _NO_DEVICE = DeviceRoom()
 
 
-def plain_peak(graph: Graph, costs: Costs, able: Collection[int] = ()) -> int:
-    """What storing everything takes."""
-    program = with_in_place(graph, store_all(graph), able)
+def plain_peak(graph: Graph, costs: Costs, able: Collection[int] = (), program: Program | None = None) -> int:
+    """What storing everything takes; ``program`` does so, where it is known."""
+    program = program or with_in_place(graph, store_all(graph), able)
     peak = simulate(graph, program, workspace_bytes=costs.workspace_bytes).peak_bytes
     return peak if graph.ops else Memory(graph).resident_bytes
 
@@ -121,27 +121,17 @@ def make_plan(
 
 
 def plan_with(
-    graph: Graph,
-    costs: Costs,
-    program: Program,
-    request: PlanRequest,
-    room: DeviceRoom = _NO_DEVICE,
-    *,
-    able: Collection[int] = (),
-    method: str = "given",
+    graph: Graph, costs: Costs, program: Program, task: PlanTask, method: str = "given"
 ) -> Plan | None:
     """The Plan that runs a step by a program that is given; None where that is more than the budget.
 
     A PlanError says that the program is not valid for the step.
     """
-    plain = plain_peak(graph, costs, able) + room.outside_bytes
-    budget = request.budget.resolve(plain, room.free_bytes)
-    task = PlanTask(request, room, budget, plain, tuple(sorted(able)))
-    peak = played(graph, costs, program, room.link).peak_bytes
-    if peak > task.step_budget:
+    timeline = played(graph, costs, program, task.room.link)
+    if timeline.peak_bytes > task.step_budget:
         return None
-    proven = _Proven(0.0, peak, method, 0.0)
-    return _plan(graph, costs, proven, program, task, HoldsFor.EVERY_ORDER)
+    proven = _Proven(0.0, timeline.peak_bytes, method, 0.0)
+    return _plan(graph, costs, proven, program, task, HoldsFor.EVERY_ORDER, timeline)
 
 
 def _nothing_to_save(
@@ -248,10 +238,16 @@ class _Proven:
 
 
 def _plan(
-    graph: Graph, costs: Costs, found: _Proven, program: Program, task: PlanTask, holds_for: HoldsFor
+    graph: Graph,
+    costs: Costs,
+    found: _Proven,
+    program: Program,
+    task: PlanTask,
+    holds_for: HoldsFor,
+    timeline: Timeline | None = None,
 ) -> Plan:
     workspace, outside = costs.workspace_bytes, task.room.outside_bytes
-    timeline = played(graph, costs, program, task.room.link)
+    timeline = timeline or played(graph, costs, program, task.room.link)
     peak = timeline.peak_bytes if graph.ops else Memory(graph).resident_bytes
     check(
         graph,

@@ -7,23 +7,24 @@ of the other, and how much it takes there is simulated. That is quick, where a s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Op
 from lowtide.plan.make.make_plan import plain_peak, plan_with
 from lowtide.plan.program.costs import Costs
-from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.memory import allocated_bytes
-from lowtide.plan.program.simple import store_all
-from lowtide.plan.program.simulate import simulate
-from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.plan.request import DeviceRoom, PlanRequest, PlanTask
 from lowtide.plan.result.plan import Plan
 
-__all__ = ["alike", "best_of", "program_of", "scaled"]
+__all__ = ["AS_FOR_ANOTHER", "alike", "as_good", "plan_by", "scaled"]
 
-_METHOD = "as for another shape"
+AS_FOR_ANOTHER = "as for another shape"
+"""The method of a plan that was taken over."""
+_MORE, _UNUSED = 0.01, 0.03
+"""A plan that was taken over may take so much longer, as a share of the step, and leave so much more of its
+budget, as a share of that, and is still as good."""
 
 
 def alike(one: Graph, other: Graph) -> bool:
@@ -41,15 +42,16 @@ def _does(op: Op) -> tuple[object, ...]:
     return (*facts, op.after, op.shape_only)
 
 
-def scaled(plan: Plan, graph: Graph) -> Costs:
+def scaled(plan: Plan, graph: Graph, *, shrinking: bool = False) -> Costs:
     """What operators take where tensors have other sizes: as much more as they read and write more bytes.
 
-    Workspaces do not shrink: they are not seen to follow sizes down.
+    Workspaces are ``shrinking`` if asked: they are not seen to follow sizes down.
     """
     ratios = [_touched(graph, new) / max(1, _touched(plan.graph, old)) for new, old in _pairs(plan, graph)]
     seconds = tuple(s * r for s, r in zip(plan.seconds, ratios, strict=True))
     spaces = zip(plan.workspace_bytes, ratios, strict=True)
-    workspace = tuple(int(size * max(1.0, ratio)) for size, ratio in spaces)
+    least = 0.0 if shrinking else 1.0
+    workspace = tuple(int(size * max(least, ratio)) for size, ratio in spaces)
     return Costs(seconds, workspace, "estimated", short={op: s * ratios[op] for op, s in plan.short.items()})
 
 
@@ -61,37 +63,35 @@ def _touched(graph: Graph, op: Op) -> int:
     return sum(allocated_bytes(graph.tensors[t]) for t in (*op.inputs, *op.outputs))
 
 
-def program_of(
-    plans: Sequence[Plan],
-    graph: Graph,
-    request: PlanRequest,
-    room: DeviceRoom,
-    able: Collection[int],
-) -> Program | None:
-    """A Program that is expected to stay inside the budget: the plain one, or that of another shape."""
-    for plan in plans:
-        costs = scaled(plan, graph)
-        plain = plain_peak(graph, costs, able) + room.outside_bytes
-        budget = request.budget.resolve(plain, room.free_bytes) - room.outside_bytes
-        for program in (with_in_place(graph, store_all(graph), able), plan.program):
-            taken = simulate(graph, program, workspace_bytes=costs.workspace_bytes)
-            if taken.peak_bytes <= budget:
-                return program
-    return None
-
-
-def best_of(
-    plans: Sequence[Plan],
+def plan_by(
+    programs: Iterable[Program],
     graph: Graph,
     costs: Costs,
     request: PlanRequest,
     room: DeviceRoom,
     able: Collection[int],
+    plain: Program,
 ) -> Plan | None:
-    """The fastest of these plans for this step; None where none of them stays inside the budget."""
-    found: list[Plan] = []
-    for plan in plans:
+    """The plan by the first of these Programs that stays inside the budget; None where none of them does.
+
+    The ``plain`` one stores everything.
+    """
+    peak = plain_peak(graph, costs, program=plain) + room.outside_bytes
+    budget = request.budget.resolve(peak, room.free_bytes)
+    task = PlanTask(request, room, budget, peak, tuple(sorted(able)))
+    for program in programs:
+        method = "plain" if program == plain else AS_FOR_ANOTHER
         with contextlib.suppress(PlanError):  # not valid here: operators may run in place there alone
-            made = plan_with(graph, costs, plan.program, request, room, able=able, method=_METHOD)
-            found += [made] if made is not None else []
-    return min(found, key=lambda plan: plan.predicted.seconds, default=None)
+            made = plan_with(graph, costs, program, task, method)
+            if made is not None:
+                return made
+    return None
+
+
+def as_good(plan: Plan, for_another: Plan) -> bool:
+    """Whether a plan adds no more, and leaves no more of the budget, than for the shape that it was made for.
+
+    Otherwise a search may find a faster one.
+    """
+    left = [1 - one.predicted.peak_bytes / max(1, one.budget_bytes) for one in (plan, for_another)]
+    return plan.overhead <= for_another.overhead + _MORE and left[0] <= left[1] + _UNUSED

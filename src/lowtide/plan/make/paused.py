@@ -12,10 +12,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from lowtide.graph import Graph, Op, Phase
+from lowtide.plan.budget import Budget
+from lowtide.plan.make.make_plan import plain_peak, plan_with
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Instruction, Program, Run
+from lowtide.plan.request import DeviceRoom, PlanRequest, PlanTask
+from lowtide.plan.result.plan import Plan
 
-__all__ = ["PausedStep"]
+__all__ = ["PausedStep", "resumed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,16 @@ class PausedStep:
         return msgspec.structs.replace(
             program, forward=lines(program.forward), backward=lines(program.backward)
         )
+
+
+def resumed(plan: Plan, paused: PausedStep, request: PlanRequest, step: Graph) -> Plan:
+    """The plan for a step itself, from one with a pause; by the figures of that plan."""
+    room = DeviceRoom(plan.beside_bytes, link=plan.link)
+    costs, able = paused.figures(plan.seconds, plan.workspace_bytes, plan.short, plan.able)
+    costs = replace(costs, origin=plan.cost, disturbed=plan.disturbed)
+    plain = plain_peak(step, costs, able) + room.outside_bytes
+    asked = replace(request, budget=Budget(bytes=plan.budget_bytes))
+    task = PlanTask(asked, room, plan.budget_bytes, plain, tuple(sorted(able)))
+    found = plan_with(step, costs, paused.without(plan.program), task, plan.method)
+    assert found is not None
+    return found

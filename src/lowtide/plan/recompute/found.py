@@ -10,7 +10,10 @@ from lowtide.plan.problem.schedule import Event
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.recompute.smallest_budget import Smallest
 
-__all__ = ["Found"]
+__all__ = ["LOWEST", "Found"]
+
+LOWEST = "lowest peak"
+"""The method of a plan that aims at memory alone: no time was left to look for a faster one."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.reorder import in_order, moved
 from lowtide.plan.problem.schedule import Event, Outcome, evaluate
 from lowtide.plan.recompute.annealing.rounds import OrderedProblem, anneal, anneal_round, moves_of
-from lowtide.plan.recompute.found import Found
+from lowtide.plan.recompute.found import LOWEST, Found
 from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
 from lowtide.plan.recompute.refusal import refusal
@@ -135,7 +135,7 @@ class _Search(State):
         )
         known = self.lowest = self.smallest(seconds)
         if known.budget <= self.budget:
-            self.offer(evaluate(known.problem, known.events), "lowest peak", known.problem)
+            self.offer(evaluate(known.problem, known.events), LOWEST, known.problem)
 
     def smallest(self, seconds: float) -> Smallest:
         """The lowest peak that can be found in so many seconds; the same whatever budget was asked for."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.trace.eager.layouts import as_number
 from lowtide.trace.eager.library import define
 
 __all__ = ["copy_gradients", "gradient_strides", "is_dense", "laid_out"]
@@ -36,16 +37,16 @@ def gradient_strides(inputs: Sequence[object]) -> list[tuple[int, ...] | None]:
 def _kept(value: torch.Tensor) -> tuple[int, ...] | None:
     if not value.requires_grad or not value.is_leaf or value.layout is not torch.strided:
         return None
-    if is_dense(value.shape, value.stride()):
-        return tuple(map(int, value.stride()))
+    if is_dense(tuple(map(as_number, value.shape)), tuple(map(as_number, value.stride()))):
+        return tuple(value.stride())
     return tuple(torch.empty(value.shape, device="meta").stride())
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether every place between the first and the last element of such a tensor is one element."""
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether every place between the first and the last element of a tensor is one element."""
     expected = 1
-    for stride, size in sorted((int(s), int(n)) for s, n in zip(strides, shape, strict=True) if n != 1):
-        if stride != expected:
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if step != expected:
             return False
         expected *= size
     return True
@@ -75,7 +76,6 @@ def copy_gradients(
             results[num_outputs + k] = laid_out(graph, node, node.meta["val"].stride())
         returned.add(node)
     output.args = (tuple(results),)
-    joint.recompile()
 
 
 def _place(node: fx.Node, position: int) -> int | None:

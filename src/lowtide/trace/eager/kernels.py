@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from lowtide.torch_internals import DispatchKey, forget_kernels, functorch_config, inductor_config
+from lowtide.torch_internals import (
+    MATMUL_TAKES_SYMBOLS,
+    DispatchKey,
+    forget_kernels,
+    functorch_config,
+    inductor_config,
+)
 from lowtide.trace.eager.autocast import cast_once
 from lowtide.trace.eager.in_place_calls import InPlaceCalls
 from lowtide.trace.eager.layouts import Layouts
@@ -45,6 +51,8 @@ _NAMES = (
     "_upsample_nearest_exact3d",
 )
 """Operators with a Python version that eager never runs."""
+_OF_SYMBOLS = tuple(name for name in _NAMES if name != "matmul")
+"""Those of them whose built-in version is traced with symbols for sizes, in every version of torch."""
 
 
 def _bernoulli(
@@ -91,12 +99,13 @@ _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
+def eager_kernels(layouts: Layouts | None = None, *, symbolic: bool = False) -> Iterator[None]:
     """Inside, tracing finds the built-in operators, knows those in place, and keeps random ones nobody reads.
 
     Memory that backward may write over is not promised either: a second backward is refused by name. The
     gradient of a result is expected to lie as the result does, which torch 2.11 and before it did not.
-    ``layouts`` are those of the mode that the step is traced in.
+    ``layouts`` are those of the mode that the step is traced in. Where sizes are ``symbolic``, the Python
+    version of an operator stays if the built-in one takes numbers alone.
     """
     with (
         _LOCK,
@@ -106,7 +115,10 @@ def eager_kernels(layouts: Layouts | None = None) -> Iterator[None]:
         cast_once(),
     ):
         hidden = [
-            (op, key, op.py_kernels.pop(key)) for op in _operators() for key in _KEYS if key in op.py_kernels
+            (op, key, op.py_kernels.pop(key))
+            for op in _operators(_NAMES if MATMUL_TAKES_SYMBOLS or not symbolic else _OF_SYMBOLS)
+            for key in _KEYS
+            if key in op.py_kernels
         ]
         _forget(hidden)
         try:
@@ -122,8 +134,8 @@ def eager_target(target: Any) -> Any:
     return _TARGETS.get(target, target)
 
 
-def _operators() -> Iterator[Any]:
-    for name in _NAMES:
+def _operators(names: Sequence[str]) -> Iterator[Any]:
+    for name in names:
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
             yield from (getattr(packet, overload) for overload in packet.overloads())

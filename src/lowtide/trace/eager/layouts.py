@@ -30,16 +30,17 @@ from lowtide.torch_internals import (
     schema_of,
     set_meta_of_grouped_product,
     storage_id,
-    tree_leaves,
     tree_map_only,
 )
 
 __all__ = [
     "Layout",
     "Layouts",
+    "as_number",
     "fake_arguments",
     "grouped_products",
     "is_functional_of",
+    "layout_of",
     "layouts",
     "layouts_of",
     "learned",
@@ -166,6 +167,11 @@ def layouts_of(values: Sequence[torch.Tensor]) -> Layouts:
     return next((one.layouts for one in found if isinstance(one, _Corrected)), Layouts())
 
 
+def as_number(number: Any) -> int:
+    """A size as a number; of a symbol the one that is traced with, without asking torch for it."""
+    return int(number.node.hint) if isinstance(number, torch.SymInt) else int(number)
+
+
 def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tuple[Layout | None, ...]:
     """How the results of an operator lie, fake or real; None for what is no strided tensor."""
     storages = [storage_id(tensor) for tensor in _tensors((args, kwargs))]
@@ -175,13 +181,24 @@ def layouts(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> tupl
             found.append(None)
             continue
         own = storage_id(one)
-        shared = storages.index(own) if own in storages else None
-        stride, offset = tuple(map(_size, one.stride())), _size(one.storage_offset())
-        size = _size(one.untyped_storage().nbytes())
-        shape = tuple(map(_size, one.shape))
-        found.append(Layout(shape, one.dtype, one.device, stride, offset, size, shared))
+        found.append(layout_of(one, storages.index(own) if own in storages else None))
         storages.append(own)
     return tuple(found)
+
+
+def layout_of(
+    tensor: torch.Tensor, shared: int | None = None, number: Callable[[Any], Any] = as_number
+) -> Layout:
+    """How a strided tensor lies; a ``number`` stands for each symbol."""
+    return Layout(
+        tuple(map(number, tensor.shape)),
+        tensor.dtype,
+        tensor.device,
+        tuple(map(number, tensor.stride())),
+        number(tensor.storage_offset()),
+        number(tensor.untyped_storage().nbytes()),
+        shared,
+    )
 
 
 class _Corrected:
@@ -300,18 +317,15 @@ def _in_order(like: torch.Tensor, layout: Layout, there: Sequence[torch.Tensor])
 def _as_much(size: int, there: Sequence[torch.Tensor]) -> Any:
     """Bytes of a storage, by symbols where a tensor there has as many of them."""
     storages: list[Any] = [tensor.untyped_storage().nbytes() for tensor in there]
-    return next((one for one in storages if isinstance(one, torch.SymInt) and _size(one) == size), size)
-
-
-def _size(number: Any) -> int:
-    """A size as a number; of a symbol the one that is traced with, without asking torch for it."""
-    return int(number.node.hint) if isinstance(number, torch.SymInt) else int(number)
+    return next((one for one in storages if isinstance(one, torch.SymInt) and as_number(one) == size), size)
 
 
 def look(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """What the layout of an operator's results may depend on."""
     first = _tensors(args)[:1] if operator.overloadpacket.__name__ in _COPY_STORAGE else []
-    under = tuple((_size(one.untyped_storage().nbytes()), _size(one.storage_offset())) for one in first)
+    under = tuple(
+        (as_number(one.untyped_storage().nbytes()), as_number(one.storage_offset())) for one in first
+    )
     ignored = _IGNORED.get(operator.overloadpacket.__name__, ())
     read = [None if k in ignored else value for k, value in enumerate(args)]
     return _look(read), tuple((name, _look(kwargs[name])) for name in sorted(kwargs)), under
@@ -319,16 +333,21 @@ def look(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hasha
 
 def _look(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        stride = tuple(map(_size, value.stride())) if value.layout is torch.strided else value.layout
-        return tuple(map(_size, value.shape)), stride, value.dtype, str(value.device)
+        stride = tuple(map(as_number, value.stride())) if value.layout is torch.strided else value.layout
+        return tuple(map(as_number, value.shape)), stride, value.dtype, str(value.device)
     if isinstance(value, list | tuple):
         return tuple(map(_look, value))
     if isinstance(value, torch.SymInt):
-        return _size(value)
+        return as_number(value)
     return value if isinstance(value, Hashable) else repr(value)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     """The strided tensors among some values, in order."""
-    found = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-    return [tensor for tensor in found if tensor.layout is torch.strided]
+    if isinstance(values, torch.Tensor):
+        return [values] if values.layout is torch.strided else []
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return []
+    return [tensor for value in values for tensor in _tensors(value)]

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["program_ran", "warned_once"]
+__all__ = ["calls_begun", "program_ran", "warned_once"]
 
 _COUNT = [0]
 """How many times a Program ran in this process."""
+_CALLS, _DEPTH = [0], [0]
+"""How many times functions that are compiled for Lowtide were called, and how many such calls run now."""
 
 _TOLD = (
     "torch captured no graph of a function that is compiled for Lowtide: it runs as it is, and no budget "
@@ -27,6 +29,11 @@ _TOLD = (
 def program_ran() -> None:
     """Note that a Program runs."""
     _COUNT[0] += 1
+
+
+def calls_begun() -> int:
+    """How many times functions that are compiled for Lowtide were called, but for calls inside of others."""
+    return _CALLS[0]
 
 
 def warned_once(init: Callable[..., None], ours: Callable[[Any], bool]) -> Callable[..., None]:
@@ -46,17 +53,16 @@ def _watching() -> Callable[[], Callable[[], None]]:
 
     def enter() -> Callable[[], None]:
         calls[0] += 1
-        before = _COUNT[0]
+        _CALLS[0] += not _DEPTH[0]
+        _DEPTH[0] += 1
+        first, before = calls[0] == 1, _COUNT[0]
 
         def leave() -> None:
+            _DEPTH[0] -= 1
             failed = sys.exc_info()[1] is not None
-            if _COUNT[0] == before and not failed:
+            if first and _COUNT[0] == before and not failed:
                 warnings.warn(_TOLD, stacklevel=3)
 
-        return leave if calls[0] == 1 else _nothing
+        return leave
 
     return enter
-
-
-def _nothing() -> None:
-    pass

@@ -25,11 +25,10 @@ _MOVED = {3: 4, 4: 5}
 
 
 def as_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """The same module, changed in place where eager would run another kernel."""
+    """The same module, its graph changed where eager would run another kernel; it is read, and never run."""
     _without_detach(module.graph)
-    rewritten = rewrite_batch_norm(module, lambda value: value.is_cuda)
-    if update_in_place(module) or rewritten:
-        module.recompile()
+    rewrite_batch_norm(module, lambda value: value.is_cuda)
+    update_in_place(module)
     return module
 
 

@@ -3,6 +3,6 @@
 Takes an fx graph and the leaves of the function; gives a ``Joint``: the Graph with a call for each
 operator.
 
-From outside: ``boundary``, ``builder``, ``capture``, ``checkpoints``, ``concrete``, ``ending``, ``group``,
-``joint``, ``leaves``, ``marks``, ``sizes``.
+From outside: ``boundary``, ``builder``, ``capture``, ``checkpoints``, ``ending``, ``group``, ``joint``,
+``leaves``, ``marks``, ``sizes``.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from lowtide.torch_internals import part_of_compiler, set_part_of_compiler
 from lowtide.trace.eager.library import define
 
-__all__ = ["Arriving", "Boundary", "edges_into", "return_uses", "traced_with", "uses_apart"]
+__all__ = ["Arriving", "Boundary", "edges_into", "return_uses", "silenced", "traced_with", "uses_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class Boundary:
     """How incoming gradients arrive, by their place, where they do not lie as the results do."""
     incoming: int = 0
     """How many gradients come in."""
+    silent: frozenset[int] = frozenset()
+    """Results that have a gradient, which never comes."""
 
 
 def _use(gradient: torch.Tensor, place: int) -> torch.Tensor:  # noqa: ARG001
@@ -64,6 +66,17 @@ def _use(gradient: torch.Tensor, place: int) -> torch.Tensor:  # noqa: ARG001
 
 
 define("use(Tensor gradient, int place) -> Tensor", _use)
+
+
+def silenced(module: fx.GraphModule, results: Collection[int]) -> fx.GraphModule:
+    """The function, whose results at these places are detached: backward expects no gradients of theirs."""
+    if not results:
+        return module
+    graph = fx.Graph()
+    given: Any = graph.graph_copy(module.graph, {})
+    found = [graph.call_method("detach", (one,)) if k in results else one for k, one in enumerate(given)]
+    graph.output(tuple(found))
+    return fx.GraphModule(module, graph)
 
 
 @contextlib.contextmanager

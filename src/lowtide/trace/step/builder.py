@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +18,13 @@ from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor
 from lowtide.torch_internals import overload_name, schema_of, storage_id
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.trace.eager.kernels import eager_target
-from lowtide.trace.eager.layouts import is_functional_of, same_sort
+from lowtide.trace.eager.layouts import as_number, is_functional_of, same_sort
 from lowtide.trace.eager.updates import written_arguments
 from lowtide.trace.step.group import Group
+from lowtide.trace.step.sizes import SYMBOLS
+from lowtide.trace.step.sources import module_path, source_of, text, where
 
-__all__ = ["Builder", "Call", "is_random", "kind_of", "where"]
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+__all__ = ["Builder", "Call", "call_facts", "given", "is_random", "kind_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,10 @@ class Builder:
         self.prefix = prefix
         self.tensors: list[Tensor] = list(tensors)
         self.values: list[torch.Tensor] = []
+        self.sizes: list[Any] = []
+        """The bytes of every tensor that is added, with symbols where its value has some."""
+        self.nodes: list[fx.Node] = []
+        """What each operator was read from."""
         self.ops: list[Op] = []
         self.calls: list[Call] = []
         self.tensor_of: dict[fx.Node, int] = {}
@@ -74,12 +77,39 @@ class Builder:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
-        self.tensor_of[node] = len(self.tensors)
         storage = _storage(value)
         alias = None if storage is None else self._leaves.setdefault(storage, len(self.tensors))
         shared = None if alias == len(self.tensors) else alias
-        self.tensors.append(_tensor(node.name, value, role, _text(name), alias=shared))
+        self.tensor_of[node] = self._add(node.name, value, role, text(name), alias=shared)
+
+    def _add(
+        self,
+        name: str,
+        value: torch.Tensor,
+        role: Role,
+        label: str = "",
+        *,
+        alias: int | None = None,
+        source: Source | None = None,
+        size: Any = None,
+    ) -> int:
+        """One more tensor; its position. It takes ``size`` bytes, or as many as its value says."""
+        size = _bytes(value, alias) if size is None else size
+        made = Tensor(
+            id=name,
+            bytes=as_number(size),
+            role=role,
+            name=label,
+            shape=tuple(map(as_number, value.shape)),
+            dtype=str(value.dtype).removeprefix("torch."),
+            device=str(value.device),
+            alias=alias,
+            source=source,
+        )
+        self.tensors.append(made)
         self.values.append(value)
+        self.sizes.append(size)
+        return len(self.tensors) - 1
 
     def add_constant(self, node: fx.Node, value: Any) -> None:
         """A value written in the user's code."""
@@ -89,10 +119,9 @@ class Builder:
                 f"{where(user)}: {kind_of(user.target)} runs a function of its own inside the step, which is "
                 "not supported; write the part without it, or leave it out of the compiled function"
             )
-        self.constants[len(self.tensors)] = value
-        self.tensor_of[node] = len(self.tensors)
-        self.tensors.append(_tensor(node.name, value, Role.CONSTANT))
-        self.values.append(node.meta.get("val", value))
+        position = self._add(node.name, value, Role.CONSTANT)
+        self.constants[position], self.tensor_of[node] = value, position
+        self.values[-1] = node.meta.get("val", value)
 
     def add_call(self, node: fx.Node, phase: Phase) -> None:
         """An operator with a tensor for each result; one in place writes what it is given."""
@@ -114,28 +143,26 @@ class Builder:
             results += written
         elif isinstance(values, torch.Tensor):
             alias = self._viewed(node)
-            self.tensor_of[node] = len(self.tensors)
-            results.append(len(self.tensors))
-            made = _tensor(
-                self.prefix + node.name, values, Role.ACTIVATION, alias=alias, source=_source(node)
-            )
-            self.tensors.append(made if alias is not None else _with_gaps(node, made))
-            self.values.append(values)
+            size = None if alias is not None else _with_gaps(node)
+            name, source = self.prefix + node.name, source_of(node)
+            made = self._add(name, values, Role.ACTIVATION, alias=alias, source=source, size=size)
+            self.tensor_of[node] = made
+            results.append(made)
         elif isinstance(values, tuple | list):
             self._op_of[node] = len(self.ops)
             alias = self._viewed(node)
             for k, value in enumerate(values):
-                results.append(len(self.tensors) if isinstance(value, torch.Tensor) else -1)
-                if isinstance(value, torch.Tensor):
-                    name = f"{self.prefix}{node.name}.{k}"
-                    self.values.append(value)
-                    self.tensors.append(
-                        _tensor(name, value, Role.ACTIVATION, alias=alias, source=_source(node))
-                    )
+                name, source = f"{self.prefix}{node.name}.{k}", source_of(node)
+                is_tensor = isinstance(value, torch.Tensor)
+                results.append(
+                    self._add(name, value, Role.ACTIVATION, alias=alias, source=source) if is_tensor else -1
+                )
         else:
             results.append(-1)
         outputs = [t for t in results if t >= 0]
-        in_place = _in_place(node)
+        args, kwargs = given(node)
+        in_place = _in_place(node, args)
+        self.nodes.append(node)
         self.ops.append(
             Op(
                 id=self.prefix + node.name,
@@ -143,15 +170,18 @@ class Builder:
                 phase=phase,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                name=_module_path(node),
+                name=module_path(node),
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
-                source=_source(node),
+                source=source_of(node),
                 in_place=in_place is not None,
                 updates=tuple(sorted(set(map(inputs.index, written)))),
-                short=_short(node, results),
+                short=_short(node, args, results),
                 differentiates=self._differentiated(node, phase),
+                overload=overload_name(node.target),
+                random=is_random(node),
+                once=not is_random(node) and getattr(node.target, "namespace", "aten") not in _REPEATABLE,
                 body=node.target.graph if isinstance(node.target, Group) else None,
-                **_called(node),
+                **call_facts(node, args, kwargs, _strides),
             )
         )
         several = isinstance(values, tuple | list)
@@ -159,7 +189,7 @@ class Builder:
         told = node.meta.get("traced", node.target)
         if in_place is not None:
             target, told = in_place, node.meta[IN_PLACE_OF]
-        self.calls.append(Call(target, node.args, node.kwargs, tuple(results), several, node.target, told))
+        self.calls.append(Call(target, args, kwargs, tuple(results), several, node.target, told))
 
     def _differentiated(self, node: fx.Node, phase: Phase) -> str:
         """Which operator of forward one of backward belongs to, if any.
@@ -226,29 +256,11 @@ _REPEATABLE = frozenset({"aten", "prims", "lowtide"})
 """Where operators that are not marked as random give the same each time; nobody knows of others."""
 
 
-def _tensor(
-    name: str,
-    value: torch.Tensor,
-    role: Role,
-    label: str = "",
-    *,
-    alias: int | None = None,
-    source: Source | None = None,
-) -> Tensor:
-    size = value.numel() * value.itemsize
+def _bytes(value: torch.Tensor, alias: int | None) -> Any:
+    """What a tensor takes; all of its storage where that is its own."""
     if alias is None and value.layout is torch.strided:
-        size = value.untyped_storage().nbytes()
-    return Tensor(
-        id=name,
-        bytes=int(size),
-        role=role,
-        name=label,
-        shape=tuple(int(d) for d in value.shape),
-        dtype=str(value.dtype).removeprefix("torch."),
-        device=str(value.device),
-        alias=alias,
-        source=source,
-    )
+        return value.untyped_storage().nbytes()
+    return value.numel() * value.itemsize
 
 
 _KEEP_GAPS = frozenset({"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
@@ -258,13 +270,13 @@ What torch says of that memory while it traces depends on whether it has seen su
 """
 
 
-def _with_gaps(node: fx.Node, made: Tensor) -> Tensor:
-    """The result with all the bytes that it takes."""
+def _with_gaps(node: fx.Node) -> Any:
+    """All the bytes that the result of such an operator takes; None for another operator."""
     name = kind_of(node.target).removeprefix("aten.")
     first = node.args[0].meta.get("val") if name in _KEEP_GAPS and isinstance(node.args[0], fx.Node) else None
     if not isinstance(first, torch.Tensor) or first.layout is not torch.strided:
-        return made
-    return msgspec.structs.replace(made, bytes=int(first.untyped_storage().nbytes()))
+        return None
+    return first.untyped_storage().nbytes()
 
 
 def kind_of(target: Any) -> str:
@@ -273,24 +285,43 @@ def kind_of(target: Any) -> str:
     return str(packet if packet is not None else getattr(target, "__name__", target))
 
 
-def _in_place(node: fx.Node) -> Any:
+def _hint(number: Any) -> Any:
+    return number.node.hint
+
+
+def given(node: fx.Node, number: Callable[[Any], Any] = _hint) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a call, with a ``number`` in the place of each symbol."""
+
+    def plain(value: Any) -> Any:
+        return number(value) if isinstance(value, SYMBOLS) else value
+
+    found: tuple[tuple[Any, ...], Mapping[str, Any]] = fx.node.map_aggregate((node.args, node.kwargs), plain)
+    return found
+
+
+def _in_place(node: fx.Node, args: Sequence[Any]) -> Any:
     """The form of an operator that runs in place in eager, where the call is one of those; None otherwise."""
     told, first = node.meta.get(IN_PLACE_OF), node.args[0] if node.args else None
     if told is None or not isinstance(first, fx.Node) or not is_functional_of(node.target, told):
         return None
     same = same_sort(node.meta.get("val"), first.meta.get("val"))
-    return in_place_form(node.target, told, node.args) if same else None
+    return in_place_form(node.target, told, args) if same else None
 
 
-def _short(node: fx.Node, results: Sequence[int]) -> tuple[int, ...]:
+def _short(node: fx.Node, args: Sequence[Any], results: Sequence[int]) -> tuple[int, ...]:
     """Positions in the operator's outputs of what a short second run reads, where it has one."""
     outputs = [t for t in results if t >= 0]
-    saved = [results[k] for k in saved_results(eager_target(node.target), node.args)]
+    saved = [results[k] for k in saved_results(eager_target(node.target), args)]
     return tuple(outputs.index(t) for t in saved) if saved and min(saved) >= 0 else ()
 
 
-def _called(node: fx.Node) -> dict[str, Any]:
-    """What besides shapes decides how the operator runs: its overload, arguments, and strides of inputs."""
+def call_facts(
+    node: fx.Node,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    strides: Callable[[torch.Tensor], tuple[int, ...] | None],
+) -> dict[str, Any]:
+    """What besides shapes decides how the operator runs: its arguments, and strides of inputs."""
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
     def plain(value: Any) -> Any:
@@ -302,18 +333,11 @@ def _called(node: fx.Node) -> dict[str, Any]:
             return str(value)  # JSON has no infinity
         return value if value is None or isinstance(value, int | float | str) else str(value)
 
-    found: dict[str, Any] = {
-        "overload": overload_name(node.target),
-        "arguments": tuple(plain(value) for value in node.args),
-        "strides": tuple(_strides(n.meta["val"]) for n in tensors),
+    return {
+        "arguments": tuple(plain(value) for value in args),
+        "options": {key: plain(value) for key, value in kwargs.items()},
+        "strides": tuple(strides(n.meta["val"]) for n in tensors),
     }
-    if node.kwargs:
-        found["options"] = {key: plain(value) for key, value in node.kwargs.items()}
-    if is_random(node):
-        found["random"] = True
-    elif getattr(node.target, "namespace", "aten") not in _REPEATABLE:
-        found["once"] = True
-    return found
 
 
 def _storage(value: Any) -> int | None:
@@ -323,7 +347,7 @@ def _storage(value: Any) -> int | None:
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...] | None:
-    return tuple(int(d) for d in value.stride()) if value.layout is torch.strided else None
+    return tuple(map(as_number, value.stride())) if value.layout is torch.strided else None
 
 
 def is_random(node: fx.Node) -> bool:
@@ -339,33 +363,3 @@ def _dropped(node: fx.Node) -> Any:
             given = node.args[position] if position < len(node.args) else argument.default_value
             return node.kwargs.get("dropout_p", given)
     return None
-
-
-def _module_path(node: fx.Node) -> str:
-    """`layer1.0.conv1`, from the innermost module that ran the operator; forward's for its backward."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    return re.sub(r"^[LG]\['\w+'\]\.?|__\w+__\.?", "", path).replace("['", ".").replace("']", "").strip(".")
-
-
-def _source(node: fx.Node) -> Source | None:
-    """The innermost line of the user's own code."""
-    trace = node.meta.get("stack_trace")
-    frames = _FRAME.findall(trace) if trace else []
-    for file, line in reversed(frames):
-        if "/torch/" not in file:
-            return Source(_text(file), int(line))
-    return Source(_text(frames[-1][0]), int(frames[-1][1])) if frames else None
-
-
-def _text(name: str) -> str:
-    """A name that any file can hold: bytes of a path that are no UTF-8 are spelt out."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
-def where(node: fx.Node) -> str:
-    """``file:line`` of the user's code."""
-    source = _source(node)
-    return f"{source.file}:{source.line}" if source else "the captured step"

@@ -12,11 +12,13 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.eager.in_place_calls import NO_GRAD
+from lowtide.trace.eager.layouts import Layout, layout_of
 from lowtide.trace.eager.rewrite import traced_in_forward
 from lowtide.trace.eager.updates import written_arguments
-from lowtide.trace.step.builder import Builder, Call, is_random, kind_of, where
+from lowtide.trace.step.builder import Builder, Call, is_random, kind_of
+from lowtide.trace.step.sources import where
 
-__all__ = ["Call", "Joint", "Leaf", "forward_nodes", "read_joint"]
+__all__ = ["Call", "Joint", "Leaf", "ReadStep", "forward_nodes", "read_joint", "read_symbolic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Joint:
     graph: Graph
     calls: tuple[Call, ...]
     tensor_of: Mapping[fx.Node, int]
-    values: tuple[torch.Tensor, ...]
+    values: Sequence[torch.Tensor]
     """Every tensor as shape, type and layout alone."""
     inputs: tuple[int | None, ...]
     """The tensor of every input of forward; None for a value that is no tensor."""
@@ -60,6 +62,36 @@ class Joint:
     """The same step operator by operator, where its operators run in groups; tiles are cut from it."""
     kernels: dict[bytes, Any] | None = None
     """Compiled kernels by their group, where tiles of this step, and what is around them, run in groups."""
+    looks: Callable[[int], Layout] | None = None
+    """How a strided tensor lies in memory, where that is known without its value."""
+
+    def layout(self, tensor: int) -> Layout | None:
+        """How a tensor lies in memory; None where it is not strided."""
+        if self.looks is not None:
+            return self.looks(tensor)
+        value = self.values[tensor]
+        return layout_of(value) if value.layout is torch.strided else None
+
+    @property
+    def differentiated(self) -> int | None:
+        """The one result that has a gradient; None where there are several, or it is not known which."""
+        if len(self.tangents) != 1:
+            return None
+        if len(self.outputs) == 1:
+            return self.outputs[0]
+        place = self.tangents_of[0] if self.tangents_of and not self.graph.updated else None
+        return None if place is None or place >= len(self.outputs) else self.outputs[place]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """A captured step, and what it was read from."""
+
+    joint: Joint
+    nodes: tuple[fx.Node, ...]
+    """The node of every operator."""
+    sizes: tuple[Any, ...]
+    """The bytes of every tensor, with symbols where the graph has some."""
 
 
 def read_joint(
@@ -77,10 +109,23 @@ def read_joint(
     With ``again`` forward runs for backward alone, when the gradients of its results are there: it is what
     was traced as forward, and these gradients are inputs like others.
     """
-    nodes = list(module.graph.nodes)
-    for node in nodes:
+    for node in module.graph.nodes:
         if node.op == "call_function":
             _refuse_what_depends_on_values(node)
+    return read_symbolic(module, num_outputs, leaves, marks, again=again, apart=apart).joint
+
+
+def read_symbolic(
+    module: fx.GraphModule,
+    num_outputs: int,
+    leaves: Sequence[Leaf],
+    marks: str | None = None,
+    *,
+    again: bool = False,
+    apart: Sequence[int] = (),
+) -> ReadStep:
+    """The same of a module that may have symbols for sizes, for the sizes that it was traced with."""
+    nodes = list(module.graph.nodes)
     results = list(nodes[-1].args[0])
     placeholders = [node for node in nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not _is_tangent(node)]
@@ -108,7 +153,7 @@ def read_joint(
     )
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
-    return Joint(
+    joint = Joint(
         graph=builder.graph([*inputs, *(inputs[k] for k in apart)], outputs, gradients, updated),
         calls=tuple(builder.calls),
         tensor_of=builder.tensor_of,
@@ -124,6 +169,7 @@ def read_joint(
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
     )
+    return ReadStep(joint, tuple(builder.nodes), tuple(builder.sizes))
 
 
 def forward_nodes(nodes: Sequence[fx.Node], num_outputs: int, *, again: bool = False) -> set[fx.Node]:

@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from lowtide.torch_internals import GRADIENT_FUNCTIONS, HigherOrderOperator
-from lowtide.trace.step.builder import where
 from lowtide.trace.step.checkpoints import is_checkpoint
+from lowtide.trace.step.sources import where
 
 __all__ = ["gradient_marks"]
 

@@ -50,13 +50,13 @@ class Sums:
         return depends(self._joint, self._forward, [tensor], self._leaves)
 
     def _loss(self) -> int:
-        joint = self._joint
-        if len(joint.outputs) != 1 or joint.outputs[0] is None or len(joint.tangents) != 1:
+        loss = self._joint.differentiated
+        if loss is None:
             raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
-        shape = self._graph.tensors[joint.outputs[0]].shape
+        shape = self._graph.tensors[loss].shape
         if shape not in ((), (1,)):
             raise CaptureError(f"the step gives a result of shape {shape}, not a loss")
-        return joint.outputs[0]
+        return loss
 
     def _found(self, loss: int) -> tuple[int, tuple[Op, ...]]:
         """The loss itself, or the part of it that most bytes are made for; and its sums."""

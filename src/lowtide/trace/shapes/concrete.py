@@ -2,19 +2,18 @@
 
 Tracing takes longer than anything else that is done for a new shape. A function that was traced with symbols
 is good for every shape for which what was asked about sizes while tracing has the same answers. The numbers
-are put into the traced graph then, and into the fake tensors that say how its tensors lie in memory.
+are put into what was traced then (``template.py``), and into the fake tensors that say how its tensors lie in
+memory.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -32,7 +31,6 @@ _PLAIN = (bool, int, float, complex, str, bytes, type, Enum, torch.dtype, torch.
 
 _LARGEST = 1 << 20
 """No size that varies is larger: torch asks whether products of them are as large as numbers can be."""
-_NUMBER = re.compile(r"_\d+$")
 
 
 class NotConcrete(Exception):  # noqa: N818  nothing is wrong, the shape is traced by itself
@@ -50,6 +48,8 @@ class SymbolicInputs:
         assert environment is not None
         self._environment: ShapeEnv = environment
         self.fakes: list[Any] = [_symbolic(mode, one, dims) for one, dims in zip(like, varying, strict=True)]
+        self._asked: str | None = None
+        """What was asked about sizes, once nothing more is."""
 
     def sizes(self, arguments: Sequence[torch.Tensor]) -> dict[Any, int]:
         """What the symbols stand for in a call; NotConcrete where it was not traced for one like it."""
@@ -67,10 +67,21 @@ class SymbolicInputs:
                     fits = fits and 1 < size <= _LARGEST
                 if not fits:
                     raise NotConcrete
-        asked = self._environment.produce_guards_expression(self.fakes)
+        asked = self._questions() if self._asked is None else self._asked
         if asked and not self._environment.evaluate_guards_expression(asked, list(arguments)):
             raise NotConcrete
         return found
+
+    def nothing_more_is_asked(self) -> None:
+        """All that is to be computed with symbols was; NotConcrete where one has a fixed value now."""
+        sizes = (size for fake in self.fakes for size in fake.shape)
+        if not all(size.node.expr.is_symbol for size in sizes if isinstance(size, torch.SymInt)):
+            raise NotConcrete
+        self._asked = self._questions()
+
+    def _questions(self) -> str:
+        """What was asked about sizes, as an expression that is true where the answers are the same."""
+        return self._environment.produce_guards_expression(self.fakes) or ""
 
 
 def _symbolic(mode: FakeTensorMode, like: torch.Tensor, varying: frozenset[int]) -> torch.Tensor:
@@ -92,6 +103,7 @@ class Concrete:
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """By the identity of the symbolic one, which is kept: so no other has it."""
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._strides: dict[int, tuple[int, ...]] = {}
 
     def number(self, value: Any) -> Any:
         """What a symbolic number comes to."""
@@ -107,6 +119,27 @@ class Concrete:
             self._numbers[key] = kind(result)
         return self._numbers[key]
 
+    def shape(self, symbolic: torch.Tensor) -> tuple[int, ...]:
+        """The sizes of a tensor."""
+        sizes: Sequence[Any] = symbolic.shape
+        found = tuple(map(self.number, sizes))
+        varying = (size for size, was in zip(found, sizes, strict=True) if isinstance(was, SYMBOLS))
+        if any(size < 2 for size in varying):
+            raise NotConcrete  # torch treats such sizes otherwise without asking for them
+        return found
+
+    def strides(self, symbolic: torch.Tensor) -> tuple[int, ...] | None:
+        """The strides of a tensor that lives as long as this; None where it is not strided."""
+        if symbolic.layout is not torch.strided:
+            return None
+        if id(symbolic) not in self._strides:
+            self._strides[id(symbolic)] = tuple(map(self.number, symbolic.stride()))
+        return self._strides[id(symbolic)]
+
+    def like(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor with numbers for sizes; one that is not fake has no others."""
+        return self.tensor(value) if isinstance(value, FakeTensor) else value
+
     def tensor(self, fake: torch.Tensor) -> torch.Tensor:
         """A fake tensor with numbers for sizes; views of one storage stay views of one."""
         if id(fake) not in self._tensors:
@@ -120,35 +153,12 @@ class Concrete:
         if place not in self._storages:
             size = self.number(fake.untyped_storage().nbytes())
             self._storages[place] = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
-        sizes: Sequence[Any] = fake.shape
-        shape, stride = ([self.number(d) for d in dims] for dims in (sizes, fake.stride()))
-        varying = (size for size, was in zip(shape, sizes, strict=True) if isinstance(was, SYMBOLS))
-        if any(size < 2 for size in varying):
-            raise NotConcrete  # torch treats such sizes otherwise without asking for them
-        offset = self.number(fake.storage_offset())
+        shape, stride, offset = self.shape(fake), self.strides(fake), self.number(fake.storage_offset())
         with torch.no_grad():
             plain = torch.empty(0, dtype=fake.dtype, device="meta")
-            plain.set_(self._storages[place], offset, shape, stride)
+            plain.set_(self._storages[place], offset, shape, stride or ())
         plain.requires_grad_(fake.requires_grad)
         return FakeTensor(self._mode, plain, fake.fake_device)
-
-    def graph(self, module: fx.GraphModule) -> fx.GraphModule:
-        """A traced function without arithmetic on sizes."""
-        graph = fx.Graph()
-        made: dict[fx.Node, Any] = {}
-        for node in module.graph.nodes:
-            value = node.meta.get("val")
-            if isinstance(value, SYMBOLS):
-                if node.op == "placeholder":
-                    raise NotConcrete
-                made[node] = self.number(value)
-                continue
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: made[n])
-            name = _NUMBER.sub("", node.name) if node.op == "call_function" else node.name
-            copied = made[node] = graph.create_node(node.op, node.target, args, kwargs, name)
-            copied.meta = {**node.meta, "val": self.value(value)}
-            copied.meta.pop("tensor_meta", None)
-        return fx.GraphModule(module, graph)
 
     def metadata(self, metadata: Any) -> Any:
         """What AOTAutograd knows of the inputs and results of a function."""
@@ -164,7 +174,7 @@ class Concrete:
         if value is None or isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Tensor):
-            return self.tensor(value) if isinstance(value, FakeTensor) else value
+            return self.like(value)
         if isinstance(value, SYMBOLS):
             return self.number(value)
         if isinstance(value, dict):

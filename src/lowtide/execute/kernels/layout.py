@@ -1,0 +1,157 @@
+"""Decides by measurement whether the convolutions of a step run channels-last.
+
+Each operator whose arguments lie in memory otherwise in one of the two ways is timed, forward and backward,
+with conversions among them; equal ones once. Nothing of the step itself runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.cost.clock import Clock, CpuClock, CudaClock
+from lowtide.torch_internals import tree_leaves, tree_map_only
+from lowtide.trace.eager.layouts import Layouts, fake_arguments
+from lowtide.trace.groups.channels_last import Values, in_channels_last, values_of
+
+__all__ = ["in_faster_layout"]
+
+_GAIN = 0.02
+"""Channels-last is taken where it saves so much of what the operators concerned take."""
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def in_faster_layout(
+    module: fx.GraphModule, arguments: Sequence[Any], layouts: Layouts, seconds: float
+) -> fx.GraphModule:
+    """The function, or the same with convolutions channels-last, whichever is measured to be faster.
+
+    What is not measured after so many ``seconds`` is taken to be equally fast.
+    """
+    fakes = fake_arguments(layouts.mode(), arguments)
+    changed = in_channels_last(module, fakes)
+    if changed is None:
+        return module
+    device = next(one.device for one in arguments if isinstance(one, torch.Tensor) and one.dim() > 1)
+    timed = _Timed(device, time.monotonic() + seconds)
+    before, after = (_calls(values_of(one, fakes)) for one in (module, changed))
+    alike = before & after
+    ways = [
+        [(key, count) for key, count in (one - alike).items() if timed(key) is not None]
+        for one in (before, after)
+    ]
+    old, new = (sum(count * (timed(key) or 0.0) for key, count in way) for way in ways)
+    return changed if new < (1 - _GAIN) * old else module
+
+
+class _Call:
+    """One operator on tensors of some layouts; equal to others on such tensors."""
+
+    def __init__(self, node: fx.Node, values: Values) -> None:
+        self.node, self.given = node, _described((node.args, node.kwargs), values)
+        self.result = values[node]
+        gives = next((one for one in tree_leaves(self.result) if isinstance(one, torch.Tensor)), None)
+        self.dtype = None if gives is None else gives.dtype
+        self._key = node.op, str(node.target), repr(self.given), self.dtype
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it does the same."""
+        return isinstance(other, _Call) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def large(self) -> int:
+        """How many bytes its tensors have."""
+        return sum(one.nbytes for one in tree_leaves(self.given) if isinstance(one, _Tensor))
+
+
+class _Tensor:
+    """What a tensor is like."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.shape, self.stride, self.dtype = tuple(value.shape), value.stride(), value.dtype
+        self.requires_grad, self.nbytes = value.requires_grad, value.numel() * value.element_size()
+
+    def __repr__(self) -> str:
+        return f"{self.shape} {self.stride} {self.dtype} {self.requires_grad}"
+
+    def made(self, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+        """Such a tensor."""
+        empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        filled = empty.normal_(generator=generator) if empty.is_floating_point() else empty.zero_()
+        return filled.requires_grad_(self.requires_grad)
+
+
+def _described(given: Any, values: Values) -> Any:
+    """Arguments, with what tensors are like in their place."""
+
+    return fx.node.map_arg(given, lambda node: tree_map_only(torch.Tensor, _Tensor, values[node]))
+
+
+def _calls(values: Values) -> Counter[_Call]:
+    """The operators of a function that compute with tensors, the largest first."""
+    calls = (_Call(node, values) for node in values if node.op in ("call_function", "call_method"))
+    found = Counter(
+        call for call in calls if call.large and call.dtype is not None and call.dtype.is_floating_point
+    )
+    return Counter(dict(sorted(found.items(), key=lambda one: -one[0].large)))
+
+
+class _Timed:
+    """What operators take, forward and backward."""
+
+    def __init__(self, device: torch.device, deadline: float) -> None:
+        self._device, self._deadline = device, deadline
+        self._clock: Clock = CudaClock(device) if device.type == "cuda" else CpuClock()
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._known: dict[_Call, float | None] = {}
+
+    def __call__(self, call: _Call) -> float | None:
+        """Seconds; None where it cannot run by itself, or no time is left."""
+        if call not in self._known:
+            self._known[call] = None
+            if time.monotonic() < self._deadline:
+                with contextlib.suppress(Exception):  # as where it writes over a parameter, or memory ends
+                    self._known[call] = self._seconds(call)
+        return self._known[call]
+
+    def _seconds(self, call: _Call) -> float:
+        run = self._runnable(call)
+        run()
+        samples, _ = self._clock.again(run, self._deadline)
+        return statistics.median(sample.seconds for sample in samples)
+
+    def _runnable(self, call: _Call) -> Callable[[], Any]:
+        made: list[torch.Tensor] = []
+
+        def real(like: _Tensor) -> torch.Tensor:
+            made.append(like.made(self._device, self._generator))
+            return made[-1]
+
+        args, kwargs = tree_map_only(_Tensor, real, call.given)
+        node, kind = call.node, self._device.type
+        wanted = [one for one in made if one.requires_grad]
+        half = call.dtype in _HALF and any(one.dtype == torch.float32 for one in made)
+
+        def run() -> Any:
+            with torch.enable_grad(), torch.autocast(kind, call.dtype, enabled=half):
+                if node.op == "call_method":
+                    result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                else:
+                    result = node.target(*args, **kwargs)  # type: ignore[operator]
+            if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
+                if str(node.target) == "contiguous":  # gradients are converted back
+                    return result.detach().contiguous()
+                return torch.autograd.grad(result, wanted, torch.empty_like(result), allow_unused=True)
+            return result
+
+        return run

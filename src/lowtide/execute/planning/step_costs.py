@@ -1,0 +1,107 @@
+"""What the operators of a captured step take: from the cache, measured, or estimated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowtide.cost import Cost
+from lowtide.cost.cache import open_cache
+from lowtide.cost.device import Device, cache_folder, load_device, store_device
+from lowtide.cost.estimate import estimate
+from lowtide.cost.measure import measure
+from lowtide.cost.probe import environment, measure_device
+from lowtide.cost.signature import signature
+from lowtide.cost.watch import Marker
+from lowtide.errors import FileError
+from lowtide.graph import Graph, Op
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.memory import allocated_bytes
+from lowtide.plan.program.short_reruns import short_seconds
+
+__all__ = ["MEASURING", "costs_of", "device_of", "link_of"]
+
+MEASURING = 60.0
+"""Seconds in which operators are measured several times; the others are timed once."""
+
+
+def device_of(graph: Graph) -> str:
+    """The kind of device that a step runs on."""
+    return "cuda" if any(op.device.startswith("cuda") for op in graph.ops) else "cpu"
+
+
+def costs_of(
+    graph: Graph,
+    targets: Sequence[Any],
+    kind: str,
+    run: Callable[[Marker], object] | None,
+    origin: str = "measured",
+    time_limit: float = MEASURING,
+) -> Costs:
+    """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
+
+    The origin ``known`` stands for what the cache has, and estimates of the rest. What is left to measure
+    after ``time_limit`` seconds is timed once, as the step runs it.
+    """
+    if origin == "known":
+        cache = open_cache(cache_folder(), environment(kind))
+        guesses = estimate(graph, _described(kind))
+        found = tuple(cache.get(signature(graph, k)) or guess for k, guess in enumerate(guesses))
+    elif origin == "estimated" or run is None:
+        found = estimate(graph, _described(kind))
+    else:
+        where = environment(kind)
+        cache = open_cache(cache_folder(), where)
+        names = [signature(graph, op) for op in range(len(graph.ops))]
+        known = [cache.get(name) for name in names]
+        if all(cost is not None for cost in known):
+            found = tuple(cost for cost in known if cost is not None)
+        else:
+            found = measure(graph, targets, run, cache=cache, time_limit=time_limit, names=names).costs
+            with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
+                cache.save()
+    return Costs(
+        tuple(_seconds(cost) for cost in found),
+        tuple(_workspace(cost) + _scratch(graph, op) for op, cost in zip(graph.ops, found, strict=True)),
+        origin,
+        short=short_seconds(graph, found),
+        disturbed=sum(cost.disturbed for cost in found),
+    )
+
+
+def _described(kind: str) -> Device:
+    """The device as it was measured before, or as it is measured now."""
+    folder = cache_folder()
+    device = load_device(folder, environment(kind))
+    if device is None:
+        device = measure_device(kind)
+        with contextlib.suppress(FileError):
+            store_device(folder, device)
+    return device
+
+
+def link_of(kind: str) -> Link:
+    """How fast copies between the device and the host are, each way."""
+    device = _described(kind)
+    memory = device.bytes_per_second / 2  # of the host itself: each byte is read and written
+    return Link(
+        to_host=device.from_device_bytes_per_second or memory,
+        to_device=device.to_device_bytes_per_second or memory,
+        handover=device.handover_seconds or 0.0,
+        beside=1 / device.bytes_per_second if kind == "cuda" else 0.0,
+    )
+
+
+def _seconds(cost: Cost) -> float:
+    return float(cost.seconds.value) if cost.seconds else 0.0
+
+
+def _workspace(cost: Cost) -> int:
+    return int(cost.workspace_bytes.value) if cost.workspace_bytes else 0
+
+
+def _scratch(graph: Graph, op: Op) -> int:
+    """What a second run of an operator writes its updates into, which were made the first time."""
+    return 0 if op.once else sum(allocated_bytes(graph.tensors[op.inputs[k]]) for k in op.updates)

@@ -1,0 +1,61 @@
+"""The layout of convolutions follows what is measured."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from lowtide.execute.kernels import layout
+from lowtide.trace.eager.layouts import learned
+from tests.trace.groups.test_channels_last import CONVOLUTIONS, captured
+
+
+@pytest.fixture
+def convolutions():
+    return captured(lambda x: CONVOLUTIONS(x).mean(), torch.randn(4, 3, 16, 16).requires_grad_())
+
+
+@pytest.mark.parametrize(("conversion", "chosen"), [(0.01, True), (10.0, False)])
+def test_conversions_count(conversion, chosen, convolutions, monkeypatch):
+    def seconds(_, call):
+        if str(call.node.target) == "contiguous":
+            return conversion
+        channels_last = call.node.target is torch.conv2d and "(768, 1, 48, 3)" in repr(call.given)
+        return 0.5 if channels_last else 1.0
+
+    monkeypatch.setattr(layout._Timed, "_seconds", seconds)
+    module, inputs = convolutions
+    assert (layout.in_faster_layout(module, inputs, learned(), 5.0) is not module) is chosen
+
+
+def test_operators_are_timed_one_by_one_in_both_ways(convolutions, monkeypatch):
+    timed = {}
+    inner = layout._Timed._seconds
+
+    def seconds(self, call):
+        timed[call] = inner(self, call)
+        return timed[call]
+
+    monkeypatch.setattr(layout._Timed, "_seconds", seconds)
+    module, inputs = convolutions
+    layout.in_faster_layout(module, inputs, learned(), 5.0)
+    convolved = [call for call in timed if call.node.target is torch.conv2d]
+    assert len(convolved) == 4  # two convolutions in two ways
+    assert all(taken > 0 for taken in timed.values())
+    assert any(call.node.target == "contiguous" for call in timed)
+
+
+def test_without_time_nothing_is_changed(convolutions):
+    module, inputs = convolutions
+    assert layout.in_faster_layout(module, inputs, learned(), 0.0) is module
+
+
+def test_half_precision_is_timed_as_it_runs():
+    def loss_of(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.conv2d(x, torch.ones(4, 3, 3, 3)).float().mean()
+
+    module, inputs = captured(loss_of, torch.randn(2, 3, 8, 8).requires_grad_())
+    values = layout.values_of(module, layout.fake_arguments(learned().mode(), inputs))
+    call = next(call for call in layout._calls(values) if call.node.target is torch.conv2d)
+    assert call.dtype is torch.bfloat16
+    assert layout._Timed(torch.device("cpu"), float("inf"))(call) > 0
