@@ -1,8 +1,9 @@
 """Every private name of torch that Lowtide uses, under a public name.
 
-Torch may change these names in any release: they stand in this module alone, and those by which Dynamo
-translates Python in ``dynamo_internals.py``; ``tests/test_architecture.py`` holds the others to it. Each
-name, or group, says in which versions of torch it was seen, and handles what differs between them.
+Torch may change these names in any release: they stand in this module alone, those by which Dynamo translates
+Python in ``dynamo_internals.py``, and those of memory and time in ``device_internals.py``;
+``tests/test_architecture.py`` holds the others to it. Each name, or group, says in which versions of torch it
+was seen, and handles what differs between them.
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
 Dynamo, AOTAutograd and Inductor take seconds to import: their names are looked up when they are first used.
 """
@@ -94,7 +95,6 @@ __all__ = [
     "boxed",
     "calls_are_watched",
     "dynamo_config",
-    "empty_host_cache",
     "expressions",
     "forget_kernels",
     "free_weak_storage",
@@ -108,8 +108,6 @@ __all__ = [
     "min_cut_partition",
     "overload_name",
     "part_of_compiler",
-    "pause_device",
-    "record_range",
     "reinterpret",
     "running_sequence_number",
     "saved_tensors_are_hooked",
@@ -117,8 +115,6 @@ __all__ = [
     "set_meta_of_grouped_product",
     "set_part_of_compiler",
     "sparse_entries",
-    "start_memory_recorder",
-    "stop_memory_recorder",
     "storage_expired",
     "storage_id",
     "storage_owners",
@@ -358,50 +354,3 @@ def inside_double_backward() -> bool:
         if frame.f_code.co_varnames[:2] == ("double_ctx", "unused_args"):
             return True
     return False
-
-
-# Memory and time on a device.
-
-
-def empty_host_cache() -> None:
-    """Have PyTorch's pool give back pinned memory that nobody uses: blocks of other sizes, say.
-
-    The private name was seen in 2.11 and 2.14 with CUDA, the public one in 2.13 and 2.14.
-    """
-    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-        if hasattr(owner, name):  # its name and place changed with the releases
-            getattr(owner, name)()
-            return
-
-
-def pause_device(cycles: int) -> None:
-    """Have a CUDA device do nothing for so many cycles, if torch can do that. Seen in 2.11, 2.13, 2.14."""
-    pause = getattr(torch.cuda, "_sleep", None)
-    if pause is not None:
-        pause(cycles)
-
-
-def record_range(name: str) -> Any:
-    """A range of the recorder of events, to be entered and left. Seen in 2.11, 2.13, 2.14.
-
-    Not the usual record_function: a dispatch mode takes that for an operator, with a range of its own.
-    """
-    return torch._C._profiler._RecordFunctionFast(name)
-
-
-def start_memory_recorder() -> None:
-    """Record allocations on the CPU and ranges. Seen in 2.11, 2.13, 2.14.
-
-    Without timestamps it takes a tenth of a millisecond to start, and nothing is logged.
-    """
-    autograd: Any = torch.autograd
-    memory_alone = (False, True, False, False, False)
-    more = torch._C._profiler._ExperimentalConfig()
-    autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *memory_alone, more))
-
-
-def stop_memory_recorder() -> list[list[Any]]:
-    """End the recording; its events, thread by thread. Seen in 2.11, 2.13, 2.14."""
-    autograd: Any = torch.autograd
-    threads: list[list[Any]] = autograd._disable_profiler_legacy()
-    return threads

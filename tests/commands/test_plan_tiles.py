@@ -11,6 +11,7 @@ from lowtide.commands.main import cli
 from lowtide.errors import LowtideError
 from lowtide.execute.fit import fit
 from lowtide.execute.planning.kept import Kept
+from lowtide.plan.make.sweep import sweep_by
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.trace.step.capture import capture
 from tests.steps import described
@@ -160,3 +161,19 @@ def test_the_demo_says_that_it_cuts_into_tiles(network, monkeypatch):
     )
     plan, note = _planned(zoo.build(f"{network}:step", device="cpu"), "45%")
     assert note.endswith(f"this one runs in {plan.decisions.tiles} tiles")
+
+
+def test_a_sweep_with_fused_kernels_is_monotone_and_has_tiles(monkeypatch, network):
+    def refused(*_):
+        raise NotImplementedError("not here")
+
+    monkeypatch.setattr("lowtide.execute.kernels.compile_groups.compile_kernels", refused)
+    monkeypatch.setattr("lowtide.execute.kernels.compile_groups._warn", lambda label, why: None)
+    monkeypatch.setattr("lowtide.commands.plan.sweep_by", partial(sweep_by, shares=(1.0, 0.45)))
+    options = "--kernels", "fused", "--sweep", "--device", "cpu", "--cost", "estimated", "--time-limit", "0.5"
+    result = invoke("plan", f"{network}:step", *options, "--json")
+    assert result.exit_code == 0, result.output
+    points = json.loads(result.stdout)["points"]
+    assert points[0]["seconds"] <= points[-1]["seconds"]
+    assert points[0]["decisions"]["tiles"] == 0
+    assert points[-1]["decisions"]["tiles"] > 0

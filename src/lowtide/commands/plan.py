@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,12 +32,12 @@ from lowtide.needs import needs_torch
 from lowtide.nested import leaves
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan
-from lowtide.plan.make.sweep import Point, Sweep, sweep
+from lowtide.plan.make.sweep import Point, Sweep, sweep, sweep_by
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import pointwise
 from lowtide.plan.program.short_reruns import short_seconds
-from lowtide.plan.request import ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
+from lowtide.plan.request import KERNELS, ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
 from lowtide.plan.result.plan import Plan, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_cost
@@ -72,6 +72,7 @@ class _Source:
     metavar="METHODS",
     help="recompute, offload, tile, or several with commas [auto; of a file and for a sweep: recompute].",
 )
+@click.option("--kernels", type=Choice(KERNELS), default="eager", help="eager, or fused [eager].")
 @offload_option
 @click.option(
     "--cost",
@@ -96,6 +97,7 @@ def plan(
     budget: str | None,
     sweeping: bool,
     only: str | None,
+    kernels: str,
     offload: str,
     cost: str | None,
     device: str | None,
@@ -116,9 +118,11 @@ def plan(
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
     check_outputs(output, inputs=[read_for(target), cost])
     chosen = only in (None, "auto")
+    methods = _usual(target, sweeping, device) if chosen else str(only)
     request = PlanRequest.of(
         "100%" if budget is None else budget,
-        only=_usual(target, sweeping, device) if chosen else str(only),
+        only="auto" if kernels == "fused" and chosen else methods,
+        kernels=kernels,
         cost=cost if cost in ORIGINS else "measured",
         time_limit=time_limit,
         seed=seed,
@@ -133,6 +137,15 @@ def plan(
             name, tiled = _in_tiles(target, request, device)
         _show(name, tiled, output, explain, as_json)
 
+    if kernels == "fused":
+        _refuse_fused(target, cost)
+        if sweeping:
+            with _until_interrupted():
+                name, found = _sweep_fused(target, request, device, lambda text: _say(text, as_json))
+            _show_sweep(found, name, output, as_json)
+        else:
+            in_tiles(request)
+        return
     if request.tiles:
         _refuse_tiles(target, sweeping, cost)
         in_tiles(request)
@@ -209,6 +222,31 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
         raise PlanError(
             f"--cost {printable(cost)}: tiles are new operators, whose costs are measured or estimated"
         )
+
+
+def _refuse_fused(target: str, cost: str | None) -> None:
+    """Say what fused kernels cannot be combined with."""
+    if is_step_file(target):
+        raise PlanError("kernels are fused in a PyTorch step itself, not in a file: give a TARGET")
+    if cost not in (None, *ORIGINS):
+        raise PlanError(
+            f"--cost {printable(cost)}: groups are new operators, whose costs are measured or estimated"
+        )
+
+
+def _sweep_fused(
+    target: str, request: PlanRequest, device: str | None, progress: Callable[[str], None]
+) -> tuple[str, Sweep]:
+    """All budgets of a PyTorch step with fused kernels, in tiles or not, and the name of the step."""
+    built, request = _built(target, request, device)
+    with needs_torch("planning a PyTorch step"):
+        from lowtide.execute.fit import fitted
+
+    def make(budget: Budget) -> Plan:
+        asked = replace(request, budget=budget)
+        return fitted(built.loss, (built.model, *built.batch), asked, verify=False).plan
+
+    return built.name, sweep_by(make, progress=progress)
 
 
 def _in_tiles(target: str, request: PlanRequest, device: str | None) -> tuple[str, Plan]:
@@ -345,5 +383,5 @@ def _row(point: Point, found: Sweep) -> str:
     return (
         f"  {share:4.0%} {format_bytes(point.budget_bytes):>12}  {format_bytes(point.peak_bytes):>12}  "
         f"{point.overhead:+9.2%}  {point.bound_overhead:+8.2%}  {point.gap:7.2%}  "
-        f"{d.kept:4}  {d.recomputed:5}  {d.offloaded:4}  {bar}"
+        f"{d.kept:4}  {d.recomputed:5}  {d.offloaded:4}  {bar}{f'  {d.tiles} tiles' if d.tiles else ''}"
     )

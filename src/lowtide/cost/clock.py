@@ -11,7 +11,7 @@ import torch
 
 from lowtide.cost.samples import HostTimer, Sample, Timer, timed_call
 from lowtide.cost.watch import Marker, timing_event, watch_cpu
-from lowtide.torch_internals import pause_device
+from lowtide.device_internals import pause_device
 
 __all__ = ["Clock", "CpuClock", "CudaClock"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lowtide.torch_internals import record_range, start_memory_recorder, stop_memory_recorder
+from lowtide.device_internals import record_range, start_memory_recorder, stop_memory_recorder
 
 __all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 

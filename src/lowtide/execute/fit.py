@@ -259,7 +259,8 @@ def fit(
     works without tiles.
 
     ``only`` says what a plan may do: ``recompute``, ``offload`` and ``tile``, with commas. By default it
-    recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits.
+    recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits; with
+    fused kernels also where tiles are faster.
 
     ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
     with a comma. The state of the ``optimizer`` counts as part of the step.

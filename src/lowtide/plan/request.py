@@ -74,7 +74,10 @@ class PlanRequest:
     crossing: bool = True
     """Whether parameters may be on the host between forward and backward."""
     auto: bool = False
-    """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits."""
+    """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits.
+
+    With fused kernels, tiles also where they are faster.
+    """
     kernels: str = "eager"
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     smallest_seconds: float = 0.0
@@ -97,10 +100,6 @@ class PlanRequest:
         if kernels not in KERNELS:
             near = did_you_mean(str(kernels), KERNELS)
             raise PlanError(f"kernels are {' or '.join(KERNELS)}, not {kernels!r}.{near}")
-        if kernels == "fused" and "tile" in chosen:
-            raise PlanError(
-                "fused kernels are not planned in tiles yet: leave out 'tile', or kernels='fused'"
-            )
         limits = {key: options.pop(key) for key in ("time_limit", "seed", "progress") if key in options}
         return cls(parse_budget(budget), chosen, limits=Limits(**limits), **options)
 
@@ -108,8 +107,7 @@ class PlanRequest:
         """The same with methods chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
-        tiles = ("tile",) if self.kernels == "eager" else ()
-        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), *tiles])))
+        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), "tile"])))
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""
@@ -123,6 +121,14 @@ class PlanRequest:
     def tiles(self) -> bool:
         """Whether the step may be cut into tiles."""
         return "tile" in self.methods
+
+    @property
+    def tiles_compete(self) -> bool:
+        """Whether tiles are looked for wherever they may be faster, not only where nothing else fits.
+
+        They change bits, as fused kernels do.
+        """
+        return self.tiles and (self.kernels == "fused" or not self.auto)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ TILE_PATIENCE = 8
 """Time limits, with capturing and measuring, after which the search ends without a plan."""
 TILE_CONTENT = 2
 """The same where a plan is found."""
+TILE_COMPILING = 4
+"""Time limits that compiling the groups of tiles may take, once a plan is found."""
 
 # One step with loops: the bodies first, then what is around them.
 LOOP_BODIES = 0.8

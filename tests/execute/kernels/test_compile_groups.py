@@ -106,8 +106,6 @@ def test_what_is_not_possible_is_said():
     model, x = case()
     with pytest.raises(lowtide.LowtideError, match="kernels are eager or fused, not 'fuse'"):
         lowtide.fit(loss_of, model, x, kernels="fuse")
-    with pytest.raises(lowtide.LowtideError, match="fused kernels are not planned in tiles yet"):
-        fitted(model, x, only="recompute,tile")
 
     def broken(model, x):
         y = model(x)

@@ -151,7 +151,7 @@ def parts_tried(budget, monkeypatch, share=0.0, **changed):
     monkeypatch.setattr(Sized, "tried_parts", [])
     search = Sized(
         SimpleNamespace(graph=graph),
-        SimpleNamespace(measuring=0.0),
+        SimpleNamespace(measuring=0.0, compiling=0.0),
         room,
         PlanRequest.of("1GB"),
         budget,

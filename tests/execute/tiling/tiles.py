@@ -19,13 +19,16 @@ def program_of(joint, parts, cut=(), end="", **how):
     return plain_tiles(joint, Tiling(joint, cut, end).boxes(parts), cut, end, **how)
 
 
-def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own=lambda _: None, **how):
+def in_tiles(
+    function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own=lambda _: None, *, fused=False, **how
+):
     """The function, run in tiles; ``cut``, ``end`` and ``own`` choose from the captured step where loops are."""
 
     def compiled(module, inputs):
         cuts = []
 
         def planned(joint):
+            joint = joint.ungrouped or joint
             program, whole = program_of(joint, parts, cut(joint), end(joint), own=own(joint), **how)
             cuts.append(whole)
             if seen is not None:
@@ -39,6 +42,7 @@ def in_tiles(function, parts, cut=lambda _: (), seen=None, end=lambda _: "", own
         with patch.object(tiling, "looped", once):
             mode = learned().mode()
             traced = Aot(module, leaves_of(module), fake_arguments(mode, inputs), mode)
+            traced.fused = fused
             return traced.compiled(planned, lambda _: None, tuple)
 
     return torch.compile(function, backend=compiled, fullgraph=True, dynamic=False)

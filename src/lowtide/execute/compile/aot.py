@@ -7,6 +7,7 @@ plain Program to be measured, then as it is planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,11 +130,12 @@ class Aot:
     ) -> Joint:
         if not self.fused:
             return read_joint(as_eager(module), num_outputs, self._leaves, marks, apart=apart)
+        operators = read_joint(as_eager(_copy(module)), num_outputs, self._leaves, marks, apart=apart)
         decompose(module)
         module = in_groups(as_eager(module), num_outputs)
         joint = read_joint(module, num_outputs, self._leaves, marks, apart=apart)
-        compile_groups(joint)
-        return joint
+        kernels = compile_groups(joint)
+        return replace(joint, ungrouped=replace(operators, kernels=kernels))
 
     def _apart(self, joint: fx.GraphModule, num_outputs: int) -> list[int]:
         """Have backward return gradients of uses, as the boundary says; which inputs they are for."""
@@ -142,6 +144,14 @@ class Aot:
         uses = uses_apart(joint, num_outputs)
         self.several = frozenset(uses)
         return return_uses(joint, num_outputs, {k: uses[k] for k in self._boundary.apart if k in uses})
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    """The same module with a graph of its own."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph)
 
 
 def _watched_over(compiled: Callable[..., Any], made: Sequence[Interpreter]) -> Callable[..., Any]:

@@ -28,7 +28,13 @@ from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
 from lowtide.execute.runtime.witness import Witness
-from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, in_tiles, loop_of
+from lowtide.execute.tiling.plan_tiles import (
+    cut_as_it_runs,
+    good_without_tiles,
+    in_tiles,
+    loop_of,
+    without_tiles,
+)
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
@@ -44,8 +50,6 @@ __all__ = ["Planned", "Rehearsal", "Rehearsed"]
 
 _PLANS = 3
 """Tiles are planned so many times at most, until what is around them is known to fit."""
-_NO_TILES = 0.02
-"""Tiles are not looked for where a plan without them adds no more than this."""
 
 
 class Rehearsed(Exception):  # noqa: N818  it is no error
@@ -121,7 +125,7 @@ class Planned(FirstCall):
         self._fits = True
         """Whether the step can be run to measure it."""
         self._to_keep: tuple[Kept, Plan] | None = None
-        """A new plan in tiles, and where to put it."""
+        """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
         self._laid_out: fx.GraphModule | None = None
@@ -291,7 +295,7 @@ class Planned(FirstCall):
             refused, budget = error, error.budget
             plain = Side(error.plain_peak, error.plain_seconds)
         spent = time.monotonic() - began
-        if whole is not None and (enough := _good_without_tiles(whole, request)) is not None:
+        if whole is not None and (enough := good_without_tiles(whole, request)) is not None:
             return enough
         left = max(
             time_shares.TILES_AT_LEAST * request.limits.time_limit,
@@ -300,29 +304,40 @@ class Planned(FirstCall):
         exactly = replace(request, budget=Budget(bytes=budget))
         try:
             with no_trace(arguments, self.leaves, joint):
-                tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left)
+                rival = whole.predicted.seconds if whole is not None and self._fused else None
+                tiled = in_tiles(joint, arguments, room, exactly, plain, state, time_limit=left, rival=rival)
                 tiled = msgspec.structs.replace(tiled, solve_seconds=spent + tiled.solve_seconds)
         except KeyboardInterrupt:
             if whole is None:
                 raise
             warn_interrupted()
-            without = _without_tiles(whole, request, "the search was interrupted before any were found")
+            without = without_tiles(whole, request, "the search was interrupted before any were found")
             return msgspec.structs.replace(without, interrupted=True)
         except (CaptureError, InfeasibleError) as error:
             if refused is not None:
                 refused.args = (f"{refused}\ntiles: {str(error).splitlines()[0]}",)
                 raise refused from None
             assert whole is not None
-            return _without_tiles(whole, request, str(error).splitlines()[0])
+            return self._untiled(whole, str(error).splitlines()[0], kept)
         if whole is not None and whole.predicted.seconds <= tiled.predicted.seconds:
             slower = f"{tiled.decisions.tiles} tiles would take {format_seconds(tiled.predicted.seconds)}"
             whole = msgspec.structs.replace(whole, solve_seconds=tiled.solve_seconds)
-            return _without_tiles(whole, request, slower)
+            return self._untiled(whole, slower, None if tiled.interrupted else kept)
         if tiled.interrupted:
             warn_interrupted()
         elif kept is not None:
             self._to_keep = kept, tiled
         return tiled
+
+    def _untiled(self, plan: Plan, why: str, kept: Kept | None) -> Plan:
+        """A plan without tiles that is faster than those in tiles; with fused kernels it is kept as such.
+
+        Tiles of those are compiled: the next time none are looked for.
+        """
+        found = without_tiles(plan, self._request, why)
+        if kept is not None and self._fused:
+            self._to_keep = kept, found
+        return found
 
     def _kept(
         self,
@@ -369,22 +384,6 @@ class Planned(FirstCall):
             return found or store_all(joint.graph)
 
         return program
-
-
-def _good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
-    """The plan without tiles where none are looked for."""
-    if not request.tiles or request.auto:
-        return whole
-    if whole.interrupted:
-        return _without_tiles(whole, request, "not looked for, the search was interrupted")
-    if whole.overhead <= _NO_TILES:
-        return _without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
-    return None
-
-
-def _without_tiles(plan: Plan, request: PlanRequest, why: str) -> Plan:
-    """The plan with the reason why it has no tiles, though they were allowed."""
-    return msgspec.structs.replace(plan, only=request.methods, no_tiles=why)
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:

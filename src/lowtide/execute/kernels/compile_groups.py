@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lowtide.graph import LOOP
 from lowtide.inductor_internals import compile_kernels, without_records
 from lowtide.printable import printable
 from lowtide.torch_internals import storage_id
@@ -20,20 +21,26 @@ __all__ = ["compile_groups"]
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
-def compile_groups(joint: Joint) -> None:
-    """Give every group of a step its compiled kernels.
+def compile_groups(
+    joint: Joint, known: dict[bytes, Compiled | None] | None = None
+) -> dict[bytes, Compiled | None]:
+    """Give every group of a step, and of the tiles in its loops, its compiled kernels.
 
-    A group that cannot be compiled, or whose kernels do not give what the capture says, runs operator by
-    operator, and a warning names it.
+    Those that are ``known`` are not compiled again; all are returned. A group that cannot be compiled, or
+    whose kernels do not give what the capture says, runs operator by operator, and a warning names it.
     """
-    known: dict[bytes, Compiled | None] = {}
+    known = {} if known is None else known
     for call, op in zip(joint.calls, joint.graph.ops, strict=True):
-        if isinstance(call.target, Group):
+        if op.kind == LOOP:
+            for body in call.target.bodies:
+                compile_groups(body, known)
+        elif isinstance(call.target, Group) and call.target.run == call.target.by_operators:
             group, key = call.target, msgspec.json.encode(call.target.graph)
             if key not in known:
                 known[key] = _compiled(group, op.label, joint)
             compiled = known[key]
             group.run = _Operators(group) if compiled is None else _FirstRun(group, op.label, compiled)
+    return known
 
 
 def _compiled(group: Group, label: str, joint: Joint) -> Compiled | None:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lowtide.device_internals import empty_host_cache
 from lowtide.errors import RunError
 from lowtide.execute.memory.host import available_bytes
 from lowtide.execute.memory.pinned import PinnedPool
-from lowtide.torch_internals import empty_host_cache
 from lowtide.units import format_bytes
 
 __all__ = ["Form", "Transfers", "transfers"]

@@ -15,6 +15,7 @@ import torch
 
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
+from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import measurable
 from lowtide.execute.planning.step_costs import costs_of, device_of
@@ -80,6 +81,8 @@ class Cutter:
     """Seconds in which the host hands over an operator, once a tile was measured."""
     measuring: float = 0.0
     """Seconds spent on measuring."""
+    compiling: float = 0.0
+    """Seconds spent on compiling groups."""
     capturing: float = 0.0
     """Seconds spent on capturing tiles."""
     captured: float = 0.0
@@ -118,6 +121,7 @@ class Cutter:
             whole = looped(self.joint, boxes, begins, ends, **how)
         self.capturing += time.monotonic() - began
         self.captured += amount
+        self._compile(whole)
         self.cut.add((begins, ends))
         loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
         witness = self.witness = Witness(layouts_of(self.joint.values))
@@ -128,6 +132,13 @@ class Cutter:
         if inner is not None and not any(step.inside for step in steps):
             raise CaptureError("nothing inside of tiles can be cut")
         return Way(whole, loops, steps, which, channels_last)
+
+    def _compile(self, whole: Joint) -> None:
+        """Compile groups that are not known from other ways to cut."""
+        if self.joint.kernels is not None:
+            began = time.monotonic()
+            compile_groups(whole, self.joint.kernels)
+            self.compiling += time.monotonic() - began
 
     def expected(self, tiling: Tiling, boxes: Sequence[Rect]) -> float:
         """Seconds that capturing a way to cut may take, as others did; 0 before the first."""

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from lowtide.graph import RESIDENT_ROLES, Rect, Role
+from lowtide.trace.groups.fusible import fuses
 from lowtide.trace.tiles.tiling import Tiling
 
 __all__ = ["Geometry", "geometry", "operators", "working"]
+
+
+_INSIDE = 0.25
+"""The share of what a fused operator reads and writes that its group has in memory, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class Geometry:
     """Figures of a way to cut."""
 
     working_bytes: int
-    """What an operator reads and writes at once, the most in any tile."""
+    """What an operator reads and writes at once, the most in any tile; of a fused one, a part of it."""
     gradient_bytes: int
     """Sums of gradients that tiles add to, with the largest that one tile makes beside them."""
     elements: int
@@ -87,9 +92,11 @@ def _tile(tiling: Tiling, over: Rect) -> _Tile:
     size = {t: box.size * _item(graph.tensors[t].bytes, graph.tensors[t].shape) for t, box in needed.items()}
     found = _Tile(read=sum(box.size for t, box in needed.items() if graph.tensors[t].role is Role.INPUT))
     added = [t for t in needed if t in tiling.differentiable]
-    found.gradients = sum(graph.tensors[t].bytes for t in added)
+    sums = [tiling.gradient_sum(t) for t in added]
+    found.gradients = sum(one.numel() * one.itemsize for one in sums)
     found.gradients += int(max((size[t] for t in added), default=0))
-    for op, _ in tiling.steps:
+    fused = tiling.joint.kernels is not None
+    for op, call in tiling.steps:
         outputs = [t for t in op.outputs if t in needed and t not in before]
         found.operators += bool(outputs)
         new = [t for t in outputs if graph.tensors[t].alias is None]
@@ -98,7 +105,8 @@ def _tile(tiling: Tiling, over: Rect) -> _Tile:
         found.made += sum(needed[t].size for t in new)
         found.largest = max(found.largest, *(needed[t].size for t in new))
         there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
-        found.working = max(found.working, int(sum(size[t] for t in there)))
+        inside = fused and fuses(call.target)
+        found.working = max(found.working, int(sum(size[t] for t in there) * (_INSIDE if inside else 1)))
     return found
 
 

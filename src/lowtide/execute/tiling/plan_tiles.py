@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
+from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.runtime.fits import refuse_invalid
@@ -29,8 +30,18 @@ from lowtide.trace.tiles.owned import Owned
 from lowtide.trace.tiles.tiling import Tiling
 from lowtide.units import format_bytes
 
-__all__ = ["cut_as_it_runs", "has_loop", "in_tiles", "loop_of", "with_loop"]
+__all__ = [
+    "cut_as_it_runs",
+    "good_without_tiles",
+    "has_loop",
+    "in_tiles",
+    "loop_of",
+    "with_loop",
+    "without_tiles",
+]
 
+_NO_TILES = 0.02
+"""Tiles are not looked for where a plan without them adds no more than this."""
 _CUTS = 8
 """A step is cut so many times at most: what is learned shows what else is to be learned."""
 
@@ -53,6 +64,7 @@ def with_loop(joint: Joint, program: Program) -> Joint:
     loop = loop_of(program)
     if loop is None:
         return joint
+    joint = joint.ungrouped or joint
     boxes = [tile.over for tile in loop.tiles]
     inner, own = _inner(program), _own(program)
     try:
@@ -60,12 +72,14 @@ def with_loop(joint: Joint, program: Program) -> Joint:
         _refuse_boxes(boxes, tiling.axes)
         if own is not None:
             _refuse_boxes(own.boxes, _shape(joint, own.name))
-        return looped(
+        whole = looped(
             joint, boxes, loop.cut, loop.end, channels_last=loop.channels_last, inner=inner, own=own
         )
     except CaptureError as error:
         said = f"the step cannot be cut into the tiles of the program: {error}; plan again for this step"
         raise broken(Rule.SAME_STEP, said) from error
+    compile_groups(whole, joint.kernels)
+    return whole
 
 
 def cut_as_it_runs(
@@ -140,13 +154,16 @@ def in_tiles(
     state: Sequence[torch.Tensor] = (),
     *,
     time_limit: float | None = None,
+    rival: float | None = None,
 ) -> Plan:
     """The fastest plan found that cuts the step into tiles; an optimiser's ``state`` counts in its peak.
 
     The budget of the request is in bytes. ``time_limit`` is for capturing tiles and planning with them;
-    measuring them comes on top. A CaptureError
-    says why it cannot be cut, an InfeasibleError that no way to cut it fits.
+    measuring them comes on top. ``rival`` is what a step takes by a plan without tiles: what cannot be found
+    in time is not looked for any longer then. A CaptureError says why it cannot be cut, an InfeasibleError
+    that no way to cut it fits.
     """
+    joint = joint.ungrouped or joint
     least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
     budget = request.budget.bytes or 1
     if least > budget:
@@ -159,7 +176,7 @@ def in_tiles(
         )
     cutter = Cutter(joint, arguments, room, request)
     limit = request.limits.time_limit if time_limit is None else time_limit
-    search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit)
+    search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit, rival=rival)
     search.try_all()
     if search.best is None:
         raise search.refused or InfeasibleError(
@@ -167,3 +184,19 @@ def in_tiles(
         )
     search.polish()
     return msgspec.structs.replace(search.best, solve_seconds=search.spent(), interrupted=search.interrupted)
+
+
+def good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
+    """The plan without tiles where none are looked for."""
+    if not request.tiles_compete:
+        return whole
+    if whole.interrupted:
+        return without_tiles(whole, request, "not looked for, the search was interrupted")
+    if whole.overhead <= _NO_TILES:
+        return without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
+    return None
+
+
+def without_tiles(plan: Plan, request: PlanRequest, why: str) -> Plan:
+    """The plan with the reason why it has no tiles, though they were allowed."""
+    return msgspec.structs.replace(plan, only=request.methods, no_tiles=why)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from lowtide.errors import CaptureError
 from lowtide.execute.tiling.geometry import working
 from lowtide.graph import Graph, Op, Phase, Rect
+from lowtide.trace.groups.fusible import fuses
 from lowtide.trace.operators import supported
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.nested import Inner
@@ -45,11 +46,14 @@ def counts(length: int) -> Iterator[int]:
 def endings(tiling: Tiling) -> list[str]:
     """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
 
-    The last of them: what follows it is the region that a loop makes small.
+    The last of them: what follows it is the region that a loop makes small. Tensors inside of groups do not
+    count: they are never stored.
     """
     graph = tiling.graph
     ops = [op for op, _ in tiling.forward]
-    most = _largest(graph, ops)
+    fused = tiling.joint.kernels is not None
+    stored = {op.id for op, call in tiling.forward if not (fused and fuses(call.target))}
+    most = _largest(graph, [op for op in ops if op.id in stored]) or _largest(graph, ops)
     found: list[str] = []
     for k, t in _passages(graph, ops, tiling.leaves):
         small = graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None

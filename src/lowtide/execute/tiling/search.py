@@ -77,7 +77,9 @@ class Search:
     plain: Side
     state: Sequence[torch.Tensor] = ()
     time_limit: float = 10.0
-    """For all but measuring."""
+    """For all but measuring and compiling."""
+    rival: float | None = None
+    """Seconds of the step by a plan without tiles, where there is one to be beaten."""
     best: Plan | None = None
     refused: CaptureError | InfeasibleError | None = None
     began: float = field(default_factory=lambda: time.monotonic())
@@ -110,8 +112,8 @@ class Search:
     """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
 
     def spent(self) -> float:
-        """Seconds since the beginning, without those of measuring."""
-        return time.monotonic() - self.began - self.cutter.measuring
+        """Seconds since the beginning, without those of measuring and compiling."""
+        return time.monotonic() - self.began - self.cutter.measuring - self.cutter.compiling
 
     def left(self) -> float:
         """Seconds that it may still take."""
@@ -119,10 +121,17 @@ class Search:
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
-        patience = time_shares.TILE_PATIENCE if self.best is None else time_shares.TILE_CONTENT
-        late = time.monotonic() - self.began > patience * self.request.limits.time_limit
-        spent = self.best is not None and self.left() <= 0
+        limit, compiling = self.request.limits.time_limit, self.cutter.compiling
+        patience = time_shares.TILE_CONTENT if self.has_plan else time_shares.TILE_PATIENCE
+        late = time.monotonic() - self.began - compiling > patience * limit
+        late = late or (self.has_plan and compiling > time_shares.TILE_COMPILING * limit)
+        spent = self.has_plan and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the step has a plan, in tiles or without: a better one is not looked for at any price."""
+        return self.best is not None or self.rival is not None
 
     @contextlib.contextmanager
     def unless_refused(self) -> Iterator[None]:
@@ -144,7 +153,10 @@ class Search:
     def unsatisfied(self) -> bool:
         """Whether nothing good was found so far, and there is time to go on."""
         in_time = self.left() > time_shares.TILE_PLANNING * self.request.limits.time_limit
-        return self.best is None or (self.best.overhead > _GOOD_ENOUGH and in_time)
+        if self.best is None:
+            return self.rival is None or in_time
+        slow = self.rival is not None and self.best.predicted.seconds >= self.rival
+        return (slow or self.best.overhead > _GOOD_ENOUGH) and in_time
 
     def try_all(self) -> None:
         """Try the whole step, and parts of it that end before the loss where nothing good is found."""
@@ -274,7 +286,7 @@ class Search:
             self.cutter.expected(tiling, boxes) + time_shares.TILE_PLANNING * self.request.limits.time_limit
             > self.left()
         )
-        if self.best is not None and late:
+        if self.has_plan and late:
             return False
         try:
             plan, inner = self._planned(tiling, boxes, outside)

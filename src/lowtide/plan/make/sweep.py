@@ -16,7 +16,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Decisions, HoldsFor, Plan, Side
 
-__all__ = ["SHARES", "Point", "Sweep", "sweep"]
+__all__ = ["SHARES", "Point", "Sweep", "sweep", "sweep_by"]
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1)
 """Of the plain peak: the budgets that are tried, until one is too small."""
@@ -73,7 +73,21 @@ def sweep(
     able: Collection[int] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
-    """Plans for shares of the plain peak, down to the smallest that works.
+    """Plans for shares of the plain peak, down to the smallest that works, as ``sweep_by`` makes them."""
+
+    def make(budget: Budget) -> Plan:
+        return make_plan(graph, costs, replace(request, budget=budget), room, able=able)
+
+    return sweep_by(make, shares=shares, progress=progress)
+
+
+def sweep_by(
+    make: Callable[[Budget], Plan],
+    *,
+    shares: Sequence[float] = SHARES,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Sweep:
+    """The plans that are made for shares of the plain peak, down to the smallest that works.
 
     A plan for a small budget keeps every larger one too: where it is faster than what was found for the
     larger one, it takes its place, so that less memory never means less time. Bounds are monotone likewise.
@@ -85,7 +99,7 @@ def sweep(
     interrupted = False
 
     def plan_for(budget: Budget) -> None:
-        plans.append(make_plan(graph, costs, replace(request, budget=budget), room, able=able))
+        plans.append(make(budget))
         if plans[-1].interrupted:  # the best for this budget, and no more budgets
             raise KeyboardInterrupt
 
@@ -115,7 +129,7 @@ def sweep(
         smallest_budget_bytes=known if smallest is None else min(known, smallest),
         floor_bytes=floor,
         holds_for=plans[0].bound.holds_for,
-        cost=costs.origin,
+        cost=plans[0].cost,
         only=tuple(plans[0].only),
         interrupted=interrupted,
     )

@@ -6,5 +6,5 @@ normalisations and views are one call each, a ``Group``. ``fusible`` says which 
 reads of forward and what it computes again inside its groups, ``rewrite`` puts them into the graph.
 Before a step is traced, ``channels_last`` changes the layout of its convolutions.
 
-From outside: ``channels_last``, ``decompose``, ``rewrite``.
+From outside: ``channels_last``, ``decompose``, ``fusible``, ``rewrite``.
 """

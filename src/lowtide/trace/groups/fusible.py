@@ -12,6 +12,7 @@ from torch import fx
 from lowtide.torch_internals import OpOverload, schema_of, storage_id
 
 __all__ = [
+    "fuses",
     "is_fusible",
     "is_part",
     "is_reduction",
@@ -90,19 +91,19 @@ def is_fusible(node: fx.Node) -> bool:
     """Whether a compiler fuses the operator with its neighbours."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or is_view(node):
         return False
-    if node.target.namespace not in ("aten", "prims") or schema_of(node.target).is_mutable:
+    gathers = node.target.overloadpacket.__name__ == "index" and _gathers(node)
+    return (gathers or fuses(node.target)) and bool(values_of(node)) and _on_one_device(node)
+
+
+def fuses(target: Any) -> bool:
+    """Whether calls of an operator are fused, as far as that does not depend on their arguments."""
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags or not values_of(node):
+    if schema_of(target).is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    name = node.target.overloadpacket.__name__
-    known = (
-        torch.Tag.pointwise in node.target.tags
-        or name in _REDUCTIONS
-        or name in _NORMALIZATIONS
-        or name in _OTHERS
-        or (name == "index" and _gathers(node))
-    )
-    return known and _on_one_device(node)
+    name = target.overloadpacket.__name__
+    known = name in _REDUCTIONS or name in _NORMALIZATIONS or name in _OTHERS
+    return known or torch.Tag.pointwise in target.tags
 
 
 def is_reduction(node: fx.Node) -> bool:

@@ -23,19 +23,19 @@ from lowtide.trace.step.joint import forward_nodes
 __all__ = ["in_groups"]
 
 
-def in_groups(module: fx.GraphModule, num_outputs: int) -> fx.GraphModule:
+def in_groups(module: fx.GraphModule, num_outputs: int, *, again: bool = False) -> fx.GraphModule:
     """The same module, changed in place: operators that are fused are one call.
 
-    Those that are better taken apart were taken apart before (``decompose``).
+    Those that are better taken apart were taken apart before (``decompose``). ``again`` as in ``read_joint``.
     """
     nodes = list(module.graph.nodes)
-    forward = forward_nodes(nodes, num_outputs)
+    forward = forward_nodes(nodes, num_outputs, again=again)
     results: Any = nodes[-1].args[0]
     returned = {tensor for tensor in tensors_read(nodes[-1]) if tensor in forward}
     groups = form(nodes, forward)
-    again = computed_again(groups, forward, returned)
-    chosen = [group for group in groups if len(group.members) > 1 or _reads_any(group, again, forward)]
-    _Rewriting(module, nodes, chosen, again, light(chosen, forward), forward).rewrite()
+    inside = computed_again(groups, forward, returned)
+    chosen = [group for group in groups if len(group.members) > 1 or _reads_any(group, inside, forward)]
+    _Rewriting(module, nodes, chosen, inside, light(chosen, forward), forward).rewrite()
     module.graph.lint()
     module.recompile()
     assert len(module.graph.output_node().args[0]) == len(results)  # type: ignore[arg-type]

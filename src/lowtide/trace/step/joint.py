@@ -58,6 +58,10 @@ class Joint:
     """Inputs by their places, one for each gradient behind those of all inputs: it is to be added to it."""
     tangents_of: tuple[int | None, ...] = ()
     """Which result of the user's function each incoming gradient is of, where that is known."""
+    ungrouped: Joint | None = None
+    """The same step operator by operator, where its operators run in groups; tiles are cut from it."""
+    kernels: dict[bytes, Any] | None = None
+    """Compiled kernels by their group, where tiles of this step, and what is around them, run in groups."""
     looks: Callable[[int], Layout] | None = None
     """How a strided tensor lies in memory, where that is known without its value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,11 +18,13 @@ from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.eager.library import define
 from lowtide.trace.eager.rewrite import as_eager
+from lowtide.trace.groups.decompose import decompose
+from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.tiles.record import recorded
 
-__all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated"]
+__all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated", "summed"]
 
 aten = torch.ops.aten
 
@@ -65,6 +68,8 @@ class Forward:
     """Has the modules that it calls."""
     mode: FakeTensorMode | None = None
     """The mode of its tensors, where it calls modules that have some; one of its own by default."""
+    fused: bool = False
+    """Whether its operators, and those of its backward, run in groups."""
 
 
 def differentiated(forward: Forward, change: Change | None = None, *, again: bool = False) -> Joint:
@@ -77,7 +82,8 @@ def differentiated(forward: Forward, change: Change | None = None, *, again: boo
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         more = change(joint, num_fwd_outputs) if change is not None else []
         count = _for_backward_alone(joint, num_fwd_outputs) if again else num_fwd_outputs
-        raise _Found(read_joint(as_eager(joint), count, [*forward.leaves, *more], again=again))
+        module = _as_it_runs(joint, count, fused=forward.fused, again=again)
+        raise _Found(read_joint(module, count, [*forward.leaves, *more], again=again))
 
     def refused(*_: Any) -> Any:
         raise CaptureError("a part of the loss depends on nothing that has a gradient")
@@ -90,10 +96,19 @@ def evaluated(forward: Forward) -> Joint:
 
     def found(module: fx.GraphModule, _: Any) -> Any:
         results: Any = module.graph.output_node().args[0]
-        raise _Found(read_joint(as_eager(module), len(results), forward.leaves))
+        module = _as_it_runs(module, len(results), fused=forward.fused)
+        raise _Found(read_joint(module, len(results), forward.leaves))
 
     plain = [one._replace(differentiable=False) for one in forward.examples]
     return _traced(replace(forward, examples=plain), found, found)
+
+
+def _as_it_runs(module: fx.GraphModule, count: int, *, fused: bool, again: bool = False) -> fx.GraphModule:
+    """A joint graph with eager's kernels, in groups where its operators are fused."""
+    if not fused:
+        return as_eager(module)
+    decompose(module)
+    return in_groups(as_eager(module), count, again=again)
 
 
 def _traced(forward: Forward, alone: Callable[..., Any], partition: Callable[..., Any]) -> Joint:
@@ -144,11 +159,24 @@ def _made(examples: Sequence[Example], mode: FakeTensorMode) -> list[torch.Tenso
         ]
 
 
-def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = ()) -> Change:
+def summed(value: torch.Tensor, *, fused: bool) -> torch.Tensor:
+    """How the sum of a gradient over tiles lies in memory, by one tensor of its form.
+
+    Where operators are fused, half precision is added up in float32: the sum is rounded once.
+    """
+    if not fused or value.dtype not in (torch.float16, torch.bfloat16):
+        return value
+    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
+        return value.detach().to(torch.float32)
+
+
+def accumulating(
+    leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = (), *, fused: bool = False
+) -> Change:
     """Each gradient is added to one that goes in, as soon as it is made, and not returned.
 
     Behind the inputs there is one for each of the ``wanted``. Where a part of the gradient alone is ``kept``,
-    what goes in is as large as this part.
+    what goes in is as large as this part. ``fused`` as in ``summed``.
     """
 
     def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
@@ -162,10 +190,10 @@ def accumulating(leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[s
             with graph.inserting_after(last):
                 last = graph.placeholder(f"into_{k}")
             if not isinstance(gradient, fx.Node):  # nothing is added to it
-                last.meta["val"] = placeholders[k].meta["val"]
+                last.meta["val"] = summed(placeholders[k].meta["val"], fused=fused)
                 continue
             gradient = _part(graph, gradient, kept)
-            last.meta["val"] = gradient.meta["val"]
+            last.meta["val"] = summed(gradient.meta["val"], fused=fused)
             with graph.inserting_after(gradient):
                 node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
             node.meta = {"val": None, "partitioner_tag": "is_backward"}

@@ -137,7 +137,8 @@ class Fold(ABC):
         examples = [_example(old.values[t], t in kept) for t in inputs]
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
-        forward = Forward(self.graph, examples, leaves, layouts_of(old.values), root, mode)
+        layouts, fused = layouts_of(old.values), old.kernels is not None
+        forward = Forward(self.graph, examples, leaves, layouts, root, mode, fused)
 
         def changed(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
             copy_gradients(joint, num_outputs, [kept.get(t) for t in inputs])

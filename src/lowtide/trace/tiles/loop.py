@@ -25,7 +25,7 @@ from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.boxes import refuse_others
 from lowtide.trace.tiles.differentiate import differentiated
-from lowtide.trace.tiles.fold import Fold, dense, idle_leaves, loop_operator
+from lowtide.trace.tiles.fold import Fold, idle_leaves, loop_operator
 from lowtide.trace.tiles.nested import Inner, nested
 from lowtide.trace.tiles.outside import in_halves
 from lowtide.trace.tiles.owned import Owned
@@ -93,7 +93,7 @@ class _Loop(torch.autograd.Function):
     def forward(ctx: Any, region: TiledRegion, *values: torch.Tensor) -> torch.Tensor:
         loss, *saved = loop_operator(values, region.like)
         ctx.save_for_backward(*saved)
-        ctx.region = region
+        ctx.region, ctx.dtypes = region, [value.dtype for value in values]
         return loss
 
     @staticmethod
@@ -103,7 +103,8 @@ class _Loop(torch.autograd.Function):
         region: TiledRegion = ctx.region
         found: list[torch.Tensor | None] = [None] * len(region.places)
         for (t, _), gradient in zip(region.gradients, gradients, strict=True):
-            found[region.places[t]] = gradient * ratio
+            place = region.places[t]
+            found[place] = (gradient * ratio).to(ctx.dtypes[place])
         return None, *found
 
 
@@ -126,7 +127,7 @@ class _Fold(Fold):
             {t: k for k, t in enumerate(self.given)},
             total[0] if total else None,
             tuple(self.given.index(t) for t in total[1]) if total else (),
-            tuple((t, dense(values[t])) for t in self.wanted),
+            tuple((t, tiling.gradient_sum(t)) for t in self.wanted),
             tiling.axes,
             any(value.dtype is torch.float16 for tile in tiles for value in tile.joint.values),
         )

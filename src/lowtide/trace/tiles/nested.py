@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lowtide.graph import Rect
 from lowtide.trace.step.joint import Joint
@@ -21,7 +22,8 @@ def nested(inner: Inner) -> Differentiate:
     """What differentiates the forward graph of a tile with such a loop in it."""
 
     def made(forward: Forward, change: Change) -> Joint:
-        plain = differentiated(forward)
+        plain = differentiated(replace(forward, fused=False))
+        plain = replace(plain, kernels={} if forward.fused else None)
         chosen = inner(plain)
         if chosen is None:
             return differentiated(forward, change)

@@ -72,7 +72,8 @@ class _Loops(torch.autograd.Function):
         for half in halves:
             made = loop_operator([*ctx.saved_tensors, tangent], half.like, bool(half.own))
             for t, gradient in zip(half.gradients or (), made, strict=True):
-                found[half.places[t]] = gradient
+                place = half.places[t]
+                found[place] = gradient.to(ctx.saved_tensors[place].dtype)
         return None, None, *found
 
 
@@ -94,7 +95,8 @@ class _Fold(Fold):
         def half(
             tiles: Sequence[CapturedTile], gradients: tuple[int, ...] | None, count: int, own: str = ""
         ) -> Half:
-            like = tuple(dense(values[t]) for t in ((result,) if gradients is None else gradients))
+            sums = [tiling.gradient_sum(t) for t in gradients or ()]
+            like = (dense(values[result]),) if gradients is None else tuple(sums)
             axes = tuple(like[0].shape) if own else tiling.axes
             return Half(tuple(tiles), places, like, gradients, count, tiling.ends, axes, own)
 

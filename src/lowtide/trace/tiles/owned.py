@@ -11,7 +11,7 @@ tiles, which reach further than boxes of the result do.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from lowtide.errors import CaptureError
@@ -83,7 +83,7 @@ def _reaches(tiling: Tiling, leaf: int, boxes: Sequence[Rect]) -> list[Rect]:
     """
 
     def make(forward: Forward, _: Change) -> Joint:
-        return differentiated(forward)
+        return differentiated(replace(forward, fused=False))
 
     whole = Rect.of_shape(tiling.axes)
     tile = tiling.tile(whole, {}, make, "reach", (leaf,))

@@ -10,6 +10,7 @@ AOTAutograd gives their backward, so that gradients of tiles that overlap add up
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from lowtide.trace.tiles.differentiate import (
     accumulating,
     differentiated,
     evaluated,
+    summed,
 )
 from lowtide.trace.tiles.masks import is_mask, packed_box, packed_like, unpack, unpacked_box
 from lowtide.trace.tiles.reads import MASKED, values_read
@@ -195,6 +197,12 @@ class Tiling:
         if self._has_gradient(*values_read(self.graph, op)):
             raise CaptureError(f"{line_of(op)}: {op.kind} cannot run in tiles: {why}")
 
+    def gradient_sum(self, tensor: int) -> torch.Tensor:
+        """How tiles add up the gradient of a tensor: without gaps, as shape, type and device alone."""
+        value = self.joint.values[tensor]
+        with getattr(value, "fake_mode", None) or contextlib.nullcontext():
+            return summed(torch.empty_like(value), fused=self.joint.kernels is not None)
+
     def draws(self, op: Op) -> bool:
         """Whether an operator draws random numbers in this call."""
         return bool(op.random) and supported(op, self.graph) is not None
@@ -272,11 +280,12 @@ class Tiling:
         key = half, str(target), tuple(examples), str(kept)
         if half == "forward":
             places = ()
-        forward = Forward(target, examples, leaves, layouts_of(self.joint.values))
+        fused = self.joint.kernels is not None
+        forward = Forward(target, examples, leaves, layouts_of(self.joint.values), fused=fused)
         if key not in known and half == "forward":
             known[key] = evaluated(forward)
         elif key not in known:
-            known[key] = make(forward, accumulating(leaves, places, kept))
+            known[key] = make(forward, accumulating(leaves, places, kept, fused=fused))
         box, reach = (over, None) if own is None else (own[1], over)
         return CapturedTile(box, parts_in, total is not None, places, known[key], reach)
 
