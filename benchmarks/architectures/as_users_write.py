@@ -145,16 +145,20 @@ def resnet50(device: str, small: bool) -> Case:
 
 def twice(inward: int, outward: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(inward, outward, 3, padding=1, bias=False), nn.BatchNorm2d(outward), nn.ReLU(inplace=True),
-        nn.Conv2d(outward, outward, 3, padding=1, bias=False), nn.BatchNorm2d(outward), nn.ReLU(inplace=True),
-    )  # fmt: skip
+        nn.Conv2d(inward, outward, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outward, outward, 3),
+        nn.ReLU(inplace=True),
+    )
 
 
 class UNet(nn.Module):
+    """Of 2015: unpadded convolutions, and skips that are cropped."""
+
     def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         widths = [width * 2**k for k in range(depth + 1)]
-        self.down = nn.ModuleList(twice(a, b) for a, b in zip([3, *widths], widths, strict=False))
+        self.down = nn.ModuleList(twice(a, b) for a, b in zip([1, *widths], widths, strict=False))
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in reversed(widths[:-1]))
         self.merge = nn.ModuleList(twice(2 * w, w) for w in reversed(widths[:-1]))
         self.head = nn.Conv2d(width, 2, 1)
@@ -166,15 +170,17 @@ class UNet(nn.Module):
             skips.append(x)
         x = skips.pop()
         for up, merge in zip(self.up, self.merge, strict=True):
-            x = merge(torch.cat([skips.pop(), up(x)], 1))
+            x, skip = up(x), skips.pop()
+            edge = (skip.shape[-1] - x.shape[-1]) // 2
+            x = merge(torch.cat([skip[..., edge : edge + x.shape[-2], edge : edge + x.shape[-1]], x], 1))
         return self.head(x)
 
 
 def unet(device: str, small: bool) -> Case:
-    model = (UNet(8, 2) if small else UNet()).to(device)
-    size = (2, 3, 64, 64) if small else (8, 3, 384, 384)
-    images = torch.randn(size, device=device)
-    labels = torch.randint(0, 2, (size[0], *size[2:]), device=device)
+    model = (UNet(8) if small else UNet()).to(device)
+    batch, size = (2, 188) if small else (8, 572)
+    images = torch.randn(batch, 1, size, size, device=device)
+    labels = torch.randint(0, 2, (batch, size - 184, size - 184), device=device)
     return model, (images, labels), lambda model, x, y: functional.cross_entropy(model(x), y)
 
 

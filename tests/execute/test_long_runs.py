@@ -75,12 +75,16 @@ def test_a_thousand_steps_take_no_more_memory_than_the_first(kind, steps):
 def test_a_thousand_steps_take_no_more_memory_on_a_gpu(kind, steps):
     torch._dynamo.reset()
     model = kind().cuda()
+
+    def batch():  # more than the workspaces of libraries
+        return torch.randn(200_000, 32, device="cuda")
+
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    step = lowtide.fit(loss_of, model, torch.randn(512, 32, device="cuda"), budget="70%", time_limit=0.3)
+    step = lowtide.fit(loss_of, model, batch(), budget="70%", time_limit=0.3)
     before = None
     for k in range(steps):
         optimizer.zero_grad()
-        step(model, torch.randn(512, 32, device="cuda")).backward()
+        step(model, batch()).backward()
         optimizer.step()
         if k == SETTLED:
             gc.collect()

@@ -176,6 +176,7 @@ def test_tiles_are_chosen_where_they_are_faster_than_recomputation(one_by_one, m
     layers = [layer for k in (2, 8, 8) for layer in (nn.Conv2d(k, 8, 3, padding=1), nn.SiLU(), nn.Tanh())]
     model, x = nn.Sequential(*layers), torch.randn(8, 2, 24, 24)
     asked = {"budget": "75%", "cost": "estimated", "cache": True}
+    monkeypatch.setattr("lowtide.execute.tiling.plan_tiles._NO_FUSED_TILES", 0.01)
     assert fitted(squared, model, x, **asked, kernels="eager").plan.decisions.tiles == 0
     without = fitted(squared, model, x, **asked, only="recompute").plan
     plan = fitted(squared, model, x, **asked).plan
@@ -190,7 +191,7 @@ def test_tiles_are_chosen_where_they_are_faster_than_recomputation(one_by_one, m
 def test_tiles_that_are_slower_are_not_looked_for_again(one_by_one, monkeypatch):
     model, ids = language()
     asked = {"budget": "100%", "cost": "estimated", "cache": True}
-    monkeypatch.setattr("lowtide.execute.tiling.plan_tiles._NO_TILES", -1.0)
+    monkeypatch.setattr("lowtide.execute.tiling.plan_tiles._NO_FUSED_TILES", -1.0)
     plan = fitted(loss_of, model, ids, **asked).plan
     assert not plan.decisions.tiles
     assert "tiles would take" in plan.no_tiles

@@ -42,6 +42,8 @@ __all__ = [
 
 _NO_TILES = 0.02
 """Tiles are not looked for where a plan without them adds no more than this."""
+_NO_FUSED_TILES = 0.1
+"""The same with fused kernels, where the groups of tiles would have to be compiled."""
 _CUTS = 8
 """A step is cut so many times at most: what is learned shows what else is to be learned."""
 
@@ -192,7 +194,7 @@ def good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:
         return whole
     if whole.interrupted:
         return without_tiles(whole, request, "not looked for, the search was interrupted")
-    if whole.overhead <= _NO_TILES:
+    if whole.overhead <= (_NO_FUSED_TILES if request.kernels == "fused" else _NO_TILES):
         return without_tiles(whole, request, "not looked for, a plan without them is hardly slower")
     return None
 

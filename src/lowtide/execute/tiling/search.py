@@ -123,7 +123,8 @@ class Search:
         """Whether nothing more is to be expected, or time is up."""
         limit, compiling = self.request.limits.time_limit, self.cutter.compiling
         patience = time_shares.TILE_CONTENT if self.has_plan else time_shares.TILE_PATIENCE
-        late = time.monotonic() - self.began - compiling > patience * limit
+        taken = time.monotonic() - self.began
+        late = taken - compiling > patience * limit or (self.rival is not None and taken > limit)
         late = late or (self.has_plan and compiling > time_shares.TILE_COMPILING * limit)
         spent = self.has_plan and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
