@@ -153,24 +153,26 @@ def twice(inward: int, outward: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Of 2015: unpadded convolutions, and skips that are cropped."""
+    """Of 2015: unpadded convolutions, and skips that are cropped; the last level keeps its channels on the way up."""
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         widths = [width * 2**k for k in range(depth + 1)]
         self.down = nn.ModuleList(twice(a, b) for a, b in zip([1, *widths], widths, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in reversed(widths[:-1]))
-        self.merge = nn.ModuleList(twice(2 * w, w) for w in reversed(widths[:-1]))
-        self.head = nn.Conv2d(width, 2, 1)
+        rising = [(2 * w, w if w > width else 2 * w) for w in reversed(widths[:-1])]
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in rising)
+        self.merge = nn.ModuleList(twice(a // 2 + b, a // 2) for a, b in rising)
+        self.dropout, self.head = nn.Dropout(0.5), nn.Conv2d(width, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         skips = []
         for k, block in enumerate(self.down):
             x = block(x if not k else functional.max_pool2d(x, 2))
+            x = self.dropout(x) if k + 2 >= len(self.down) else x
             skips.append(x)
         x = skips.pop()
         for up, merge in zip(self.up, self.merge, strict=True):
-            x, skip = up(x), skips.pop()
+            x, skip = functional.relu(up(x)), skips.pop()
             edge = (skip.shape[-1] - x.shape[-1]) // 2
             x = merge(torch.cat([skip[..., edge : edge + x.shape[-2], edge : edge + x.shape[-1]], x], 1))
         return self.head(x)

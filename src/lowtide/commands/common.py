@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from lowtide.files import is_file
+from lowtide.plan.request import KERNELS
 from lowtide.printable import printable
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
@@ -25,6 +26,7 @@ __all__ = [
     "device_option",
     "is_step_file",
     "json_option",
+    "kernels_option",
     "offload_option",
     "print_json",
     "read_for",
@@ -95,6 +97,14 @@ class Choice(click.Choice[str]):
             hint = did_you_mean(str(value), self.choices)
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}.{hint}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+kernels_option = click.option(
+    "--kernels",
+    type=Choice(KERNELS),
+    default="eager",
+    help="eager: each operator runs eager PyTorch's kernel; fused: groups are compiled [eager].",
+)
 
 
 def console() -> Console:

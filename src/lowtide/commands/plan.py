@@ -15,6 +15,7 @@ from lowtide.commands.common import (
     Choice,
     is_step_file,
     json_option,
+    kernels_option,
     offload_option,
     print_json,
     read_for,
@@ -37,7 +38,7 @@ from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import pointwise
 from lowtide.plan.program.short_reruns import short_seconds
-from lowtide.plan.request import KERNELS, ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
+from lowtide.plan.request import ORIGINS, DeviceRoom, Limits, PlanRequest, usual_methods
 from lowtide.plan.result.plan import Plan, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_cost
@@ -72,7 +73,7 @@ class _Source:
     metavar="METHODS",
     help="recompute, offload, tile, or several with commas [auto; of a file and for a sweep: recompute].",
 )
-@click.option("--kernels", type=Choice(KERNELS), default="eager", help="eager, or fused [eager].")
+@kernels_option
 @offload_option
 @click.option(
     "--cost",

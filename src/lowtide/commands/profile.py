@@ -10,7 +10,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowtide.commands.common import Choice, json_option, print_json, read_for, say, target_help
+from lowtide.commands.common import (
+    Choice,
+    json_option,
+    kernels_option,
+    print_json,
+    read_for,
+    say,
+    target_help,
+)
 from lowtide.cost import Step
 from lowtide.cost.cache import CostCache, open_cache
 from lowtide.cost.device import cache_folder, load_device, store_device
@@ -47,23 +55,36 @@ __all__ = ["profile"]
     metavar="SECONDS",
     help="No operator is repeated after this; the step itself still runs to its end.",
 )
+@kernels_option
 @click.option("--fresh", is_flag=True, help="Measure again what the cache knows.")
 @json_option
 @target_help
 def profile(
-    target: str, output: str, device: str | None, cost: str, time_limit: float, fresh: bool, as_json: bool
+    target: str,
+    output: str,
+    device: str | None,
+    cost: str,
+    time_limit: float,
+    kernels: str,
+    fresh: bool,
+    as_json: bool,
 ) -> None:
     """Capture a training step, measure its operators, and write the step with all figures.
 
     What was measured before on this device with these versions is taken from a cache.
     """
     check_outputs(output, inputs=[read_for(target)])
+    if kernels == "fused" and cost != "measured":
+        raise click.UsageError("fused kernels are compiled and measured: leave out --cost")
     with needs_torch("profiling"):
         from lowtide.cost.probe import best_device
         from lowtide.zoo import build
     device = device or best_device()
     built = build(target, device=device)
-    made = _measured(built, device, time_limit, fresh) if cost == "measured" else _estimated(built, device)
+    if cost == "measured":
+        made = _measured(built, device, time_limit, kernels, fresh)
+    else:
+        made = _estimated(built, device)
     write_file(made.step, "native", output)
     view = _view(made, built.name, output, device, cost)
     if as_json:
@@ -72,9 +93,9 @@ def profile(
         _print(view)
 
 
-def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Profile:
+def _measured(built: Built, device: str, time_limit: float, kernels: str, fresh: bool) -> Profile:
     from lowtide.cost.probe import environment
-    from lowtide.execute.compare.profile import measured_profile
+    from lowtide.execute.compare.profile import Measuring, measured_profile
 
     where = environment(device)
     folder = cache_folder()
@@ -87,12 +108,12 @@ def _measured(built: Built, device: str, time_limit: float, fresh: bool) -> Prof
     options: dict[str, Any] = {
         "trains": built.trains,
         "update": built.ending,
-        "cache": cache,
-        "time_limit": time_limit,
+        "kernels": kernels,
     }
     try:
         with _progress(built.name) as progress:
-            return measured_profile(built.loss, example, where, progress=progress, **options)
+            measuring = Measuring(cache, time_limit, progress)
+            return measured_profile(built.loss, example, where, measuring=measuring, **options)
     finally:
         try:
             cache.save()

@@ -11,6 +11,7 @@ from lowtide.commands.common import (
     SEED,
     device_option,
     json_option,
+    kernels_option,
     offload_option,
     print_json,
     read_for,
@@ -53,6 +54,7 @@ __all__ = ["run"]
     help="For a budget: recompute, offload, tile, or several: a,b [auto: what fits best].",
 )
 @offload_option
+@kernels_option
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @device_option
@@ -66,6 +68,7 @@ def run(
     budget: str | None,
     only: str,
     offload: str,
+    kernels: str,
     save_program: str | None,
     timeline: str | None,
     device: str,
@@ -102,6 +105,7 @@ def run(
             only=only or "auto",
             offload=leaving,
             optimizer=optimizer,
+            kernels=kernels,
         )
         plan = fitted.plan
         planner = _planned(plan)
@@ -118,6 +122,7 @@ def run(
         trains=built.trains,
         update=built.ending,
         optimizer=optimizer,
+        kernels=kernels,
         seed=seed,
         repeats=repeats,
         progress=lambda text: None if as_json else say(f"{text} …", err=True),

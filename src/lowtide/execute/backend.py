@@ -117,12 +117,14 @@ def compile_with(
     remember: int = REMEMBERED,
     in_place: bool = True,
     state: State = tuple,
+    fused: bool = False,
 ) -> Callable[..., Any]:
     """The function with its forward and backward run by the Program that the planner gives.
 
     ``watch`` is shown each interpreter once it is made: one for every shape that is met. The plans of the
     ``remember`` last used shapes are kept. With ``in_place`` operators write over inputs that die with them.
-    ``state`` gives that of an optimiser. A PlanError says that a Program is not valid for the step.
+    ``state`` gives that of an optimiser. Groups of operators run ``fused``, if asked. A PlanError says that a
+    Program is not valid for the step.
     """
     trust_no_dict_versions()
     try:
@@ -143,11 +145,12 @@ def compile_with(
             static: fx.GraphModule, leaves: Sequence[Leaf], family: Family | None = None
         ) -> Callable[..., Any]:
             program = in_place_too if in_place else plainly
-            return Unplanned(static, leaves, learned(), program, watch, state, family)
+            return Unplanned(static, leaves, learned(), program, watch, state, family, fused=fused)
 
         if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (planner, watch, in_place), remember)
-        return alive(module, leaves, inputs, (planner, watch, in_place), lambda: compiled(module, leaves))
+            return Remembering(module, leaves, compiled, (planner, watch, in_place, fused), remember)
+        asked = planner, watch, in_place, fused
+        return alive(module, leaves, inputs, asked, lambda: compiled(module, leaves))
     except LowtideError as error:
         raise_through(error)
 

@@ -142,10 +142,10 @@ def same(one, other):
 def fitted(model, x, budget):
     """The step inside a budget, or inside the smallest that is known."""
     try:
-        return lowtide.fit(loss_of, model, x, budget=budget, time_limit=0.5)
+        return lowtide.fit(loss_of, model, x, budget=budget, only="recompute", time_limit=0.2)
     except InfeasibleError as error:
         torch._dynamo.reset()
-        return lowtide.fit(loss_of, model, x, budget=error.smallest_budget, time_limit=0.5)
+        return lowtide.fit(loss_of, model, x, budget=error.smallest_budget, only="recompute", time_limit=0.2)
 
 
 @pytest.mark.parametrize(("kind", "budget"), [*((kind, "90%") for kind in MODELS), (Branching, "50%")])
@@ -170,7 +170,7 @@ def test_the_graphs_of_a_step_stay_inside_one_budget(kind, share):
     """A layer that is called several times fits, as it holds little for its backward."""
     model, x = kind(), torch.randn(256, WIDTH)
     budget = int(share * plain_peak(kind))
-    step = lowtide.fit(loss_of, model, x, budget=budget, time_limit=0.5)
+    step = lowtide.fit(loss_of, model, x, budget=budget, time_limit=0.2)
 
     def run():
         step(model, x).backward()
@@ -223,15 +223,15 @@ def test_the_smallest_budget_that_is_named_works():
     with pytest.raises(
         InfeasibleError, match="for the . graphs of this step; the smallest budget"
     ) as refused:
-        lowtide.fit(loss_of, model, x, budget=1000, time_limit=0.5)
+        lowtide.fit(loss_of, model, x, budget=1000, time_limit=0.2)
     torch._dynamo.reset()
-    step = lowtide.fit(loss_of, model, x, budget=refused.value.smallest_budget, time_limit=0.5)
+    step = lowtide.fit(loss_of, model, x, budget=refused.value.smallest_budget, time_limit=0.2)
     assert step.plans
 
 
 def test_breaks_are_listed_with_their_lines():
     model, x = Reading(), torch.randn(64, WIDTH)
-    step = lowtide.fit(loss_of, model, x, budget="70%", time_limit=0.5)
+    step = lowtide.fit(loss_of, model, x, budget="70%", time_limit=0.2)
     (line,) = [one for one in step.explain().splitlines() if one.startswith("break")]
     assert "test_subgraphs.py:" in line
     assert "item" in line
@@ -255,7 +255,7 @@ def test_other_branches_and_evaluation_are_planned_when_they_come():
     torch.manual_seed(3)
     model = Branching()
     twin = copy.deepcopy(model)
-    step = lowtide.fit(loss_of, model, torch.randn(64, WIDTH), budget="60%", time_limit=0.5)
+    step = lowtide.fit(loss_of, model, torch.randn(64, WIDTH), budget="60%", time_limit=0.2)
     for shift in (3.0, -3.0, 3.0):
         with torch.no_grad():
             for one in (model, twin):
@@ -293,7 +293,7 @@ def test_autocast_and_no_grad_around_a_break():
 def test_closures_and_random_states_are_left_alone():
     model, x = Branching(), torch.randn(64, WIDTH)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    lowtide.fit(lambda x: loss_of(model, x), x, budget="60%", time_limit=0.5)
+    lowtide.fit(lambda x: loss_of(model, x), x, budget="60%", time_limit=0.2)
     assert same(model.state_dict().values(), before.values())
     assert torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())

@@ -203,6 +203,7 @@ def compare(
     update: Callable[[nn.Module], None] | None = None,
     in_place: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
+    kernels: str = "eager",
     seed: int = 0,
     repeats: int = 5,
     progress: TextProgress = lambda _: None,
@@ -212,14 +213,16 @@ def compare(
     ``update`` ends the step, if it is given: it changes the parameters by their gradients, as it stands on
     one side and as its captured operators on the other. The model is left as it was, without gradients.
     Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
-    timed: seconds are NaN. The state of an ``optimizer``, which takes no step here, counts as resident.
+    timed: seconds are NaN. With ``kernels`` that are fused the program is one of groups. The state of an
+    ``optimizer``, which takes no step here, counts as resident.
     """
     subject = _Subject(model, batch, trains, update is not None, seed)
     subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(module, inputs, planner, made.append, in_place=in_place, state=subject.state)
+        how: dict[str, Any] = {"in_place": in_place, "state": subject.state, "fused": kernels == "fused"}
+        return compile_with(module, inputs, planner, made.append, **how)
 
     compiled: Loss = torch.compile(fresh(loss), backend=lowtides(backend), fullgraph=True, dynamic=False)
     progress("eager step")

@@ -31,10 +31,20 @@ from lowtide.trace.step.capture import capture
 from lowtide.trace.step.ending import read_update
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["Ending", "Profile", "estimated_profile", "measured_profile"]
+__all__ = ["Ending", "Measuring", "Profile", "estimated_profile", "measured_profile"]
 
 Ending = Callable[[nn.Module], None]
 """An update that ends a step: changes the parameters of a model in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How operators are measured."""
+
+    cache: CostCache | None = None
+    """What is known; new figures are added, and its owner saves it."""
+    time_limit: float = 60.0
+    progress: MeasureProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +64,17 @@ def measured_profile(
     *,
     trains: bool = True,
     update: Ending | None = None,
-    cache: CostCache | None = None,
-    time_limit: float = 60.0,
-    progress: MeasureProgress | None = None,
+    kernels: str = "eager",
+    measuring: Measuring | None = None,
 ) -> Profile:
     """The step ``function(*example)``, every operator measured, and the spans of one run.
 
     Where ``trains``, the backward pass of the scalar that the function returns belongs to it; ``update`` ends
     it by changing the model that the example starts with. Parameters, gradients, buffers and random state are
-    afterwards what they were before. New figures are added to the cache, whose owner saves it.
+    afterwards what they were before. With ``kernels`` that are fused, groups are measured.
     """
     with _untouched(example, parameters=update is not None):
-        captured = _compiled(function, example, trains)
+        captured = _compiled(function, example, trains, kernels)
         if trains:
             _check_loss(captured.joint)
         ending = None if update is None else read_update(captured.joint, example[0], update)
@@ -77,7 +86,10 @@ def measured_profile(
             if ending is not None:
                 ending.run(example[0], marker)
 
-        found = measure(graph, targets, run, cache=cache, time_limit=time_limit, progress=progress)
+        how = measuring or Measuring()
+        found = measure(
+            graph, targets, run, cache=how.cache, time_limit=how.time_limit, progress=how.progress
+        )
         spans = record(graph, run)
         device = next((value.device for value in captured.joint.values if value.is_cuda), torch.device("cpu"))
         alone = launching(lambda: run(None), device, before=lambda: _without_gradients(_leaves(example)))
@@ -142,7 +154,7 @@ class _Stop(Marker):
         raise _Enough(op)
 
 
-def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool) -> _Compiled:
+def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool, kernels: str) -> _Compiled:
     """The step as one graph that can be run, which capture alone does not give; nothing of it has run."""
     made: list[Interpreter] = []
 
@@ -151,7 +163,7 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
         made.append(interpreter)
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(module, inputs, store_all, seen, in_place=False)
+        return compile_with(module, inputs, store_all, seen, in_place=False, fused=kernels == "fused")
 
     compiled = torch.compile(fresh(function), backend=lowtides(backend), dynamic=False, fullgraph=True)
 

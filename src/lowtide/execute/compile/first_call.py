@@ -22,6 +22,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import refuse_distributed_tensors
 from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
+from lowtide.execute.kernels.layout import in_faster_layout
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
@@ -54,6 +55,10 @@ class FirstCall(ABC):
         self._state: State = tuple
         self._fused = False
         """Whether operators run in groups, as compiled kernels."""
+        self._layout_seconds = 2.0
+        """To measure which layout of convolutions is faster then."""
+        self._laid_out: fx.GraphModule | None = None
+        """The function with the layout that was measured to be faster, once it was."""
         self.boundary: Boundary | None = None
         """That of one of several graphs of a step."""
         self._aot: Aot | None = None
@@ -97,16 +102,20 @@ class FirstCall(ABC):
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
-            module = self.laid_out(arguments)
+            module = self._as_laid_out(arguments)
             self._aot = self.family.aot(
                 module, self.leaves, arguments, self.layouts, self.boundary, fused=self._fused
             )
         with collector_paused() if self._ran_before else contextlib.nullcontext():
             return self._aot.compiled(program, watch, self._state)
 
-    def laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:  # noqa: ARG002
-        """The function as it is traced, with the layouts that its tensors are to have."""
-        return self.module
+    def _as_laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:
+        """The function; with fused kernels convolutions run channels-last where that is faster."""
+        if not self._fused:
+            return self.module
+        if self._laid_out is None:
+            self._laid_out = in_faster_layout(self.module, arguments, self.layouts, self._layout_seconds)
+        return self._laid_out
 
     @property
     def _ran_before(self) -> bool:
@@ -157,8 +166,11 @@ class Unplanned(FirstCall):
         watch: Watch | None,
         state: State,
         family: Family | None = None,
+        *,
+        fused: bool = False,
     ) -> None:
         super().__init__(module, leaves, layouts, family)
+        self._fused = fused
         self._program, self._watch, self._state = program, watch, state
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:

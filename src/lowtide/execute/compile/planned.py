@@ -18,7 +18,6 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import FirstCall
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
-from lowtide.execute.kernels.layout import in_faster_layout
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.memory.out_of_memory import while_measuring
@@ -120,6 +119,7 @@ class Planned(FirstCall):
         super().__init__(module, leaves, layouts, family)
         self._request, self._seen, self._rehearsal = request, seen, rehearsal
         self._fused = request.kernels == "fused"
+        self._layout_seconds = time_shares.LAYOUT * request.limits.time_limit
         self._state: Callable[[], list[torch.Tensor]] = list
         self._planned_for: Hashable = ()
         self._fits = True
@@ -128,8 +128,6 @@ class Planned(FirstCall):
         """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
-        self._laid_out: fx.GraphModule | None = None
-        """The function with the layouts that were measured to be faster, once they were."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -141,15 +139,6 @@ class Planned(FirstCall):
         if self._rehearsal.now:
             raise Rehearsed
         return self._ready(*arguments)
-
-    def laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:
-        """The function; with fused kernels convolutions run channels-last where that is faster."""
-        if not self._fused:
-            return self.module
-        if self._laid_out is None:
-            seconds = time_shares.LAYOUT * self._request.limits.time_limit
-            self._laid_out = in_faster_layout(self.module, arguments, self.layouts, seconds)
-        return self._laid_out
 
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""

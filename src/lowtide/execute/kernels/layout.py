@@ -1,13 +1,14 @@
 """Decides by measurement whether the convolutions of a step run channels-last.
 
 Each operator whose arguments lie in memory otherwise in one of the two ways is timed, forward and backward,
-with conversions among them; equal ones once. Nothing of the step itself runs.
+with conversions among them; equal ones once. Nothing of the step itself runs. Times are kept in the cache of
+costs: the same step is laid out the same way the next time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.cost.cache import open_cache
 from lowtide.cost.clock import Clock, CpuClock, CudaClock
+from lowtide.cost.device import cache_folder
+from lowtide.cost.probe import environment
+from lowtide.cost.samples import judged
+from lowtide.cost.types import Cost, Figure, Origin
+from lowtide.errors import FileError
 from lowtide.torch_internals import tree_leaves, tree_map_only
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
 from lowtide.trace.groups.channels_last import Values, in_channels_last, values_of
@@ -47,6 +54,7 @@ def in_faster_layout(
         [(key, count) for key, count in (one - alike).items() if timed(key) is not None]
         for one in (before, after)
     ]
+    timed.save()
     old, new = (sum(count * (timed(key) or 0.0) for key, count in way) for way in ways)
     return changed if new < (1 - _GAIN) * old else module
 
@@ -59,7 +67,8 @@ class _Call:
         self.result = values[node]
         gives = next((one for one in tree_leaves(self.result) if isinstance(one, torch.Tensor)), None)
         self.dtype = None if gives is None else gives.dtype
-        self._key = node.op, str(node.target), repr(self.given), self.dtype
+        self.name = str(getattr(node.target, "__name__", node.target))
+        self._key = node.op, self.name, repr(self.given), self.dtype
 
     def __eq__(self, other: object) -> bool:
         """Whether it does the same."""
@@ -67,6 +76,11 @@ class _Call:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+    @property
+    def signature(self) -> str:
+        """Stands for it in the cache of costs."""
+        return f"layout.{self.name}/{hashlib.sha256(repr(self._key).encode()).hexdigest()[:24]}"
 
     @property
     def large(self) -> int:
@@ -113,22 +127,32 @@ class _Timed:
         self._device, self._deadline = device, deadline
         self._clock: Clock = CudaClock(device) if device.type == "cuda" else CpuClock()
         self._generator = torch.Generator(device).manual_seed(0)
+        self._cache = open_cache(cache_folder(), environment(device.type))
         self._known: dict[_Call, float | None] = {}
 
     def __call__(self, call: _Call) -> float | None:
         """Seconds; None where it cannot run by itself, or no time is left."""
         if call not in self._known:
-            self._known[call] = None
-            if time.monotonic() < self._deadline:
+            kept = self._cache.get(call.signature)
+            self._known[call] = None if kept is None or kept.seconds is None else kept.seconds.value
+            if kept is None and time.monotonic() < self._deadline:
                 with contextlib.suppress(Exception):  # as where it writes over a parameter, or memory ends
                     self._known[call] = self._seconds(call)
         return self._known[call]
+
+    def save(self) -> None:
+        """Keep what was measured for the next time, where it can be kept."""
+        with contextlib.suppress(FileError):
+            self._cache.save()
 
     def _seconds(self, call: _Call) -> float:
         run = self._runnable(call)
         run()
         samples, _ = self._clock.again(run, self._deadline)
-        return statistics.median(sample.seconds for sample in samples)
+        figure = judged(samples, 1)
+        if not figure.disturbed:
+            self._cache.add(call.signature, Cost(seconds=Figure(figure.seconds, Origin.MEASURED)))
+        return figure.seconds
 
     def _runnable(self, call: _Call) -> Callable[[], Any]:
         made: list[torch.Tensor] = []
@@ -149,7 +173,7 @@ class _Timed:
                 else:
                     result = node.target(*args, **kwargs)  # type: ignore[operator]
             if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
-                if str(node.target) == "contiguous":  # gradients are converted back
+                if call.name == "contiguous":  # gradients are converted back
                     return result.detach().contiguous()
                 return torch.autograd.grad(result, wanted, torch.empty_like(result), allow_unused=True)
             return result
