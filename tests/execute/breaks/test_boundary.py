@@ -11,18 +11,6 @@ import lowtide
 WIDTH = 32
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One for all: what an operator takes is measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(cache, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(cache))
-    torch._dynamo.reset()
-
-
 @torch.compiler.disable
 def between(x):
     """Torch captures nothing of this."""

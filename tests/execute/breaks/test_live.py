@@ -14,18 +14,6 @@ from lowtide.plan.request import PlanRequest
 from tests.execute.breaks.test_subgraphs import WIDTH, Block, InLayers, left_behind, loss_of, same
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One for all: what an operator takes is measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(cache, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(cache))
-    torch._dynamo.reset()
-
-
 class Broken(nn.Module):
     """A number is read between two graphs."""
 

@@ -19,18 +19,6 @@ from tests.execute.modules import CASES
 WIDTH = 32
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One for all: what an operator takes is measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(cache, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(cache))
-    torch._dynamo.reset()
-
-
 def layers(count, *more):
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), *more) for _ in range(count)))
 

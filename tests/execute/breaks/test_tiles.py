@@ -12,18 +12,6 @@ from tests.execute.breaks.test_silent import Language, loss_of
 SHARE = "40%"
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One for all: what an operator takes is measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(cache, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(cache))
-    torch._dynamo.reset()
-
-
 def words_of():
     return torch.randint(0, 256, (8, 64))
 

@@ -1,11 +1,14 @@
 """The layout of convolutions follows what is measured."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
 
+import lowtide
 from lowtide.cost.samples import Timed
-from lowtide.execute.kernels import layout
+from lowtide.execute.kernels import compile_groups, layout
 from lowtide.trace.eager.layouts import learned
 from tests.trace.groups.test_channels_last import CONVOLUTIONS, captured
 
@@ -58,6 +61,23 @@ def test_times_are_kept(convolutions, monkeypatch):
     monkeypatch.setattr(layout._Timed, "_seconds", lambda _, call: timed.append(call) or 1.0)
     layout.in_faster_layout(module, inputs, learned(), 5.0)
     assert not [call for call in timed if call.node.target is torch.conv2d]
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_other_shapes_have_the_layout_of_the_first(faster, monkeypatch):
+    """Timing takes memory beside the step, which a user who trains has not."""
+    monkeypatch.setattr(compile_groups, "compile_kernels", None)
+    monkeypatch.setattr(compile_groups, "_warn", lambda label, why: None)
+    monkeypatch.setattr(layout, "_GAIN", -1e9 if faster else 1.0)
+    torch._dynamo.reset()
+    model = copy.deepcopy(CONVOLUTIONS)
+    asked = {"budget": "100%", "only": "recompute", "kernels": "fused", "time_limit": 1.0}
+    step = lowtide.fit(lambda model, x: model(x).square().mean(), model, torch.randn(4, 3, 16, 16), **asked)
+    monkeypatch.setattr(layout, "_Timed", None)
+    for size in (20, 24):
+        step(model, torch.randn(4, 3, size, size)).backward()
+        converted = any(op.label.startswith("clone") for op in step.plan.graph.ops)
+        assert converted is faster
 
 
 def test_without_time_nothing_is_changed(convolutions):

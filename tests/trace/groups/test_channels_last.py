@@ -61,6 +61,16 @@ def test_of_three_dimensions():
     torch.testing.assert_close(module(*inputs), other(*inputs))
 
 
+def test_modes_are_as_before_where_a_function_fails():
+    def loss_of(x):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return CONVOLUTIONS(x).view(2, -1)
+
+    assert changed(loss_of, torch.randn(2, 3, 16, 16))[-1] is None
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -68,6 +78,9 @@ def test_of_three_dimensions():
         lambda x: CONVOLUTIONS(x).view(2, -1),  # a view that channels-last has not
         lambda x: CONVOLUTIONS(x).as_strided((2,), (1,)),
         lambda x: functional.dropout(CONVOLUTIONS(x), 0.5, inplace=True),
+        lambda x: functional.dropout(CONVOLUTIONS(x), 0.5, True, True),
+        lambda x: (lambda y: y.bernoulli_(0.5) + y)(CONVOLUTIONS(x).detach()),
+        lambda x: torch.vmap(lambda y: CONVOLUTIONS[0](y[None]))(x),
         lambda x: CONVOLUTIONS(x).transpose(1, 2),  # a result in an order of its own
         lambda x: torch.utils.checkpoint.checkpoint(CONVOLUTIONS, x, use_reentrant=False),
     ],

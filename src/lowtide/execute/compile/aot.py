@@ -60,9 +60,9 @@ class Aot:
         joint: Joint | None = None,
         boundary: Boundary | None = None,
     ) -> None:
-        """``before`` is the function as it was traced before, for inputs like these; ``joint`` is what of.
+        """``before`` is the function as it was traced before, for inputs like these.
 
-        ``boundary`` is that of one of several graphs.
+        ``joint`` is what was read of that trace. ``boundary`` is that of one of several graphs.
         """
         self._leaves, self._mode = leaves, mode
         self.module, self.inputs = module, inputs

@@ -74,6 +74,8 @@ class Shapes:
 
     plans: ShapePlans = dataclasses.field(default_factory=ShapePlans)
     alone: list[_Alone] = dataclasses.field(default_factory=list)
+    channels_last: bool | None = None
+    """Whether convolutions run channels-last with fused kernels, once that was measured for a shape."""
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""
@@ -120,7 +122,7 @@ class Family:
     def __init__(self, whole: Whole, shapes: Shapes | None = None) -> None:
         """``whole`` gives the function of tensors alone, and which sizes of each tensor vary."""
         self._whole = whole
-        self._shapes = shapes or Shapes()
+        self.shapes = shapes or Shapes()
         self._symbolic: list[_Symbolic] = []
         self._tried: list[_Alone] = []
         """Shapes at which the function was traced with symbols."""
@@ -128,12 +130,12 @@ class Family:
     @property
     def plans(self) -> ShapePlans:
         """Plans for the shapes of the function."""
-        return self._shapes.plans
+        return self.shapes.plans
 
     def agrees(self, aot: Aot | None) -> None:
         """A capture is as it runs."""
         if aot is not None and aot.before is None and not aot.fused:
-            self._shapes.add(aot)
+            self.shapes.add(aot)
 
     def differs(self, aot: Aot | None) -> None:
         """A capture was not as it runs: where it was made with symbols, every shape is traced by itself."""
@@ -181,7 +183,7 @@ class Family:
             return None
         module, varying = found
         operators = _operators(step)
-        same_step = (one for one in self._shapes.alone if one.operators == operators)
+        same_step = (one for one in self.shapes.alone if one.operators == operators)
         fitting = (one for one in same_step if one.fits(varying, arguments))
         alone = next((one for one in fitting if one not in self._tried), None)
         if alone is None:

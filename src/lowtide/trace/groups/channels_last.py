@@ -26,11 +26,18 @@ _FORMATS = {
     torch.conv3d: torch.channels_last_3d,
     torch.conv_transpose3d: torch.channels_last_3d,
 }
-_RANDOM = ("drop", "rand", "bernoulli", "rrelu", "normal_", "uniform_")
+_NAMES = (
+    "drop rand bernoulli rrelu normal_ uniform_ exponential_ cauchy_ geometric_ poisson binomial multinomial"
+)
+_RANDOM = tuple(_NAMES.split())
 """Parts of the names of functions that draw numbers in the order of memory, which must be that of eager."""
 _HOMES = ("torch", "_operator", "builtins", "math")
 """Packages whose functions are known."""
-_OF_MEMORY = ("as_strided", "set_", "storage", "data_ptr", "view_as_complex", "view_as_real")
+_LEVELS = ("torch._functorch", "torch._C._functorch")
+"""Modules with functions that begin and end a level of ``vmap`` or ``grad``."""
+_INPLACE = 3
+"""The place of ``inplace`` among the arguments of dropout."""
+_OF_MEMORY = ("as_strided", "storage", "data_ptr", "view_as_complex", "view_as_real")
 """Parts of the names of functions that see how their arguments lie in memory."""
 
 
@@ -70,37 +77,50 @@ def values_of(module: fx.GraphModule, inputs: Sequence[Any]) -> Values:
             return found[node]
 
     mode = next(value.fake_mode for value in inputs if hasattr(value, "fake_mode"))
-    with mode, torch.random.fork_rng(devices=[]):
-        Noted(module, garbage_collect_values=False).run(*inputs)
+    with mode, torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            Noted(module, garbage_collect_values=False).run(*inputs)
+        except BaseException:
+            _leave_autocast(found)
+            raise
     return found
+
+
+def _leave_autocast(found: Values) -> None:
+    """Leave the regions of autocast that a function was in when it failed."""
+    left = {node.args[0] for node in found if "exit_autocast" in _name(node)}
+    for node in reversed([node for node in found if "enter_autocast" in _name(node)]):
+        if node not in left:
+            found[node].__exit__(None, None, None)
 
 
 def _is_plain(node: fx.Node) -> bool:
     """Whether an operator does the same however its arguments lie in memory."""
     if node.op in ("placeholder", "output", "get_attr"):
         return True
-    if node.op == "call_method":
-        name, known = str(node.target), True
-    else:
+    known = node.op == "call_method"
+    if node.op == "call_function":
         target: Any = node.target
-        name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or "torch"
-        known = node.op == "call_function" and home.split(".")[0] in (
-            "torch",
-            "_operator",
-            "builtins",
-            "math",
-        )
+        home = getattr(target, "__module__", None) or "torch"
+        known = home.split(".")[0] in _HOMES and not home.startswith(_LEVELS)
         known = known and not isinstance(target, HigherOrderOperator)
         if isinstance(target, OpOverload):
             known = target.namespace in ("aten", "prims")
-    if _is_random(node) and node.kwargs.get("inplace"):
-        return False
-    return known and not any(part in name for part in _OF_MEMORY)
+    return known and _name(node) != "set_" and not any(part in _name(node) for part in _OF_MEMORY)
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
 
 
 def _is_random(node: fx.Node) -> bool:
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return any(part in name for part in _RANDOM)
+    return any(part in _name(node) for part in _RANDOM)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a random operator writes over what it reads."""
+    dropout = "drop" in _name(node) and any(node.args[_INPLACE:])
+    return _name(node).endswith("_") or dropout or bool(node.kwargs.get("inplace"))
 
 
 def _convert(graph: fx.Graph, node: fx.Node, layout: torch.memory_format) -> None:
@@ -129,8 +149,8 @@ def _restore(
                 continue
             moved = [one for one in node.all_input_nodes if _moved(one, originals, before, now)]
             for one in moved:
-                if not before[originals[one]].is_contiguous():
-                    raise ValueError("results lie in an order of their own")
+                if not before[originals[one]].is_contiguous() or (node.op != "output" and _writes(node)):
+                    raise ValueError("an order of its own, or numbers that are drawn in place")
                 with graph.inserting_before(node):
                     node.replace_input_with(one, graph.call_method("contiguous", (one,)))
             if moved:
