@@ -83,13 +83,32 @@ def test_a_group_that_cannot_be_compiled_is_named_and_runs_all_the_same(monkeypa
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("wrong", ["strides", "shared"])
+def test_operators_leave_no_larger_piece_of_memory_behind_than_the_capture_says(monkeypatch):
+    """PyTorch's mean squared error leaves one number where all squares were."""
+
+    def refused(*_):
+        raise RuntimeError("no compiler found")
+
+    def distance(model, x):
+        return F.mse_loss(model(x), x)
+
+    monkeypatch.setattr(compile_groups, "compile_kernels", refused)
+    model, x = (value.bfloat16() for value in case())
+    with pytest.warns(UserWarning, match="one by one"):
+        step = lowtide.fit(distance, model, x, budget="100%", cost="estimated", kernels="fused", cache=False)
+    assert distance(model, x).untyped_storage().nbytes() == x.nbytes
+    assert step(model, x).untyped_storage().nbytes() == x.itemsize
+
+
+@pytest.mark.parametrize("wrong", ["strides", "shared", "roomy"])
 def test_kernels_that_give_something_else_are_not_used(monkeypatch, wrong):
     def compile_kernels(body, mode):
         def run(arguments):
             results = body(*arguments)
             if wrong == "strides":
                 return [r.t().contiguous().t() if r.dim() == 2 else r for r in results]
+            if wrong == "roomy":
+                return [torch.cat([r.flatten(), r.flatten()])[: r.numel()].view(r.shape) for r in results]
             return [next((a for a in arguments if a.shape == r.shape), r) for r in results]
 
         return run

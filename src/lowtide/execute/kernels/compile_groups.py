@@ -79,7 +79,10 @@ class _FirstRun:
 
 
 class _Operators:
-    """Runs a group operator by operator; what others read lies in memory as the capture says."""
+    """Runs a group operator by operator; what others read lies in memory as the capture says.
+
+    Some operators leave a result at the beginning of a larger piece of memory, as a mean over few numbers does.
+    """
 
     __slots__ = ("group", "promised")
 
@@ -97,9 +100,17 @@ def _promised(group: Group) -> list[torch.Tensor]:
 
 
 def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if value.stride() == like.stride():
+    if value.stride() == like.stride() and _span(value) == value.untyped_storage().nbytes():
         return value
     return torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _span(value: torch.Tensor) -> int:
+    """Bytes from the first element to the last."""
+    if not value.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    return (last + 1) * value.itemsize
 
 
 def _differs(results: Sequence[Any], given: Sequence[Any], promised: Sequence[torch.Tensor]) -> str:
@@ -111,5 +122,7 @@ def _differs(results: Sequence[Any], given: Sequence[Any], promised: Sequence[to
             return f"result {k} is {real}, not {said}"
         if storage_id(one) in taken:
             return f"result {k} shares its memory"
+        if one.untyped_storage().nbytes() != _span(one):
+            return f"result {k} has {one.untyped_storage().nbytes()} bytes of memory, not {_span(one)}"
         taken.add(storage_id(one))
     return ""
