@@ -100,6 +100,32 @@ def test_operators_leave_no_larger_piece_of_memory_behind_than_the_capture_says(
     assert step(model, x).untyped_storage().nbytes() == x.itemsize
 
 
+def test_operators_find_what_was_captured(monkeypatch):
+    """The forward of this GroupNorm gives something else than torch says; its backward would go wrong."""
+
+    def refused(*_):
+        raise RuntimeError("no compiler found")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(8, 8), nn.GroupNorm(1, 8)
+
+        def forward(self, x):
+            return self.norm(self.linear(x.movedim(1, -1)).movedim(-1, 1))
+
+    def distance(model, x):
+        return F.mse_loss(model(x), x)
+
+    monkeypatch.setattr(compile_groups, "compile_kernels", refused)
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(6, 8, 8, 8)
+    with pytest.warns(UserWarning, match="one by one"):
+        step = lowtide.fit(distance, model, x, budget="100%", cost="estimated", kernels="fused", cache=False)
+    for one, other in zip(gradients(distance, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("wrong", ["strides", "shared", "roomy"])
 def test_kernels_that_give_something_else_are_not_used(monkeypatch, wrong):
     def compile_kernels(body, mode):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import fx
 
 from lowtide.graph import LOOP
 from lowtide.inductor_internals import compile_kernels, without_records
@@ -79,19 +80,31 @@ class _FirstRun:
 
 
 class _Operators:
-    """Runs a group operator by operator; what others read lies in memory as the capture says.
+    """Runs a group operator by operator; what each gives lies in memory as the capture says.
 
-    Some operators leave a result at the beginning of a larger piece of memory, as a mean over few numbers does.
+    What torch says of a kernel's results while it traces is not always what the kernel gives, and those of a
+    group are not learned from (``trace/eager/layouts.py``): an operator behind it would find something else.
     """
 
-    __slots__ = ("group", "promised")
+    __slots__ = ("body", "promised")
 
     def __init__(self, group: Group) -> None:
-        self.group, self.promised = group, _promised(group)
+        self.body, self.promised = _as_captured(group.body), _promised(group)
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        results = self.group.by_operators(arguments)
-        return [_laid_out(one, like) for one, like in zip(results, self.promised, strict=True)]
+        results = self.body(*arguments)
+        return [_alone(one, like.stride()) for one, like in zip(results, self.promised, strict=True)]
+
+
+def _as_captured(body: fx.GraphModule) -> fx.GraphModule:
+    """A body that copies a result where it does not lie as captured."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in body.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+            copies[node] = graph.call_function(_laid_out, (copies[node], node.meta["val"].stride()))
+    return fx.GraphModule(body, graph)
 
 
 def _promised(group: Group) -> list[torch.Tensor]:
@@ -99,10 +112,18 @@ def _promised(group: Group) -> list[torch.Tensor]:
     return [node.meta["val"] for node in outputs]
 
 
-def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if value.stride() == like.stride() and _span(value) == value.untyped_storage().nbytes():
-        return value
-    return torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
+def _laid_out(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return value if value.stride() == stride else _copied(value, stride)
+
+
+def _alone(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same, without the larger piece of memory that some operators leave behind a result (means do)."""
+    whole = _span(value) == value.untyped_storage().nbytes()
+    return _laid_out(value, stride) if whole else _copied(value, stride)
+
+
+def _copied(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _span(value: torch.Tensor) -> int:
