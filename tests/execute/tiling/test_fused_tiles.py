@@ -11,11 +11,13 @@ from torch import nn
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.documents import read_document, write_document
+from lowtide.errors import InfeasibleError
 from lowtide.execute.kernels import compile_groups
 from lowtide.execute.tiling import search as attempts
 from lowtide.graph import GROUP, LOOP
 from lowtide.plan.check.checker import check
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.group import Group
 from tests.execute.tiling.tiles import in_tiles
 from tests.steps import described
 
@@ -169,6 +171,63 @@ def test_half_precision_is_added_up_in_float32(one_by_one):
     once = far(whole[1:], exact[1:])
     assert away[True] <= 1.5 * once, "each part is rounded, and their sum"
     assert away[False] > 2 * once, "the sum is rounded tile by tile"
+
+
+def test_only_a_way_that_is_taken_is_compiled(monkeypatch):
+    """Others are compared by estimates of their groups."""
+    made, cut = [], []
+
+    def counted(body, mode):
+        made.append({node.meta["val"].shape for node in body.graph.nodes if node.op == "placeholder"})
+        raise NotImplementedError("not here")
+
+    def planned(self, tiling, boxes, outside):
+        cut.append(len(boxes))
+        return kept(self, tiling, boxes, outside)
+
+    kept = attempts.Search._planned
+    monkeypatch.setattr(attempts.Search, "_planned", planned)
+    monkeypatch.setattr(compile_groups, "compile_kernels", counted)
+    monkeypatch.setattr(compile_groups, "_warn", lambda label, why: None)
+    torch.manual_seed(0)
+    model, x, labels = nn.Linear(16, 997), torch.randn(128, 16), torch.randint(0, 997, (128,))
+    plan = fitted(classified, model, x, labels, budget="20%", cost="estimated").plan
+    rows = 128 // plan.decisions.tiles
+    assert len(set(cut)) > 1, "several ways were tried"
+    assert {128, rows} == {shape[0] for shapes in made for shape in shapes if shape[1:] == (997,)}
+
+
+def test_ways_are_compiled_one_by_one_where_none_that_was_estimated_fits(one_by_one):
+    """Operators one by one take memory between them, which kernels do not."""
+    torch.manual_seed(0)
+    model, x, labels = nn.Linear(16, 997), torch.randn(128, 16), torch.randint(0, 997, (128,))
+    step = fitted(classified, model, x, labels, budget="20%")
+    assert step.plan.cost == "measured"
+    model.zero_grad(set_to_none=True)
+    _, took = watch_cpu(lambda _: step(model, x, labels).backward())
+    assert step.plan.resident_bytes + took.peak_bytes <= 1.005 * step.plan.budget_bytes
+
+
+def test_a_way_that_disappoints_is_followed_by_the_next(one_by_one, monkeypatch):
+    """Kernels may take memory that nobody knows of before they are compiled."""
+    planned = []
+
+    def plan(self, tiling, boxes, outside, way, time_limit):
+        found = search(self, tiling, boxes, outside, way, time_limit)
+        final = all(call.target.final for call in way.whole.calls if isinstance(call.target, Group))
+        planned.extend([(tiling.begins, len(boxes))] if final else [])
+        if final and len(planned) == 1:
+            raise InfeasibleError("no", budget=10, smallest_budget=12, floor=0)
+        return found
+
+    search = attempts.Search._search
+    monkeypatch.setattr(attempts.Search, "_search", plan)
+    monkeypatch.setattr(attempts, "_GOOD", -1.0)  # more than one way is tried
+    model, ids = language()
+    step = fitted(loss_of, model, ids, budget="50%", cost="estimated", time_limit=2)
+    first, second = planned
+    assert first != second
+    assert second[1] == step.plan.decisions.tiles
 
 
 def test_tiles_are_chosen_where_they_are_faster_than_recomputation(one_by_one, monkeypatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from lowtide.torch_internals import storage_id
 from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["compile_groups"]
+__all__ = ["compile_groups", "stand_in"]
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
@@ -31,17 +32,49 @@ def compile_groups(
     whose kernels do not give what the capture says, runs operator by operator, and a warning names it.
     """
     known = {} if known is None else known
+    for owner, label, group in _unfinished(joint):
+        key = msgspec.json.encode(group.graph)
+        if key not in known:
+            known[key] = _compiled(group, label, owner)
+        _give(group, label, known[key])
+    return known
+
+
+def stand_in(joint: Joint, known: Mapping[bytes, Compiled | None]) -> None:
+    """Give the groups whose kernels are ``known`` these, and others something that looks like their results.
+
+    That is for comparing ways to run a step: what is not taken need not be compiled.
+    """
+    for _, label, group in _unfinished(joint):
+        key = msgspec.json.encode(group.graph)
+        if key in known:
+            _give(group, label, known[key])
+        else:
+            group.run = partial(_zeros, group)
+
+
+def _unfinished(joint: Joint) -> Iterator[tuple[Joint, str, Group]]:
+    """Groups that have no kernels yet, in the loops of a step too, with the step and the name of each."""
     for call, op in zip(joint.calls, joint.graph.ops, strict=True):
         if op.kind == LOOP:
             for body in call.target.bodies:
-                compile_groups(body, known)
-        elif isinstance(call.target, Group) and call.target.run == call.target.by_operators:
-            group, key = call.target, msgspec.json.encode(call.target.graph)
-            if key not in known:
-                known[key] = _compiled(group, op.label, joint)
-            compiled = known[key]
-            group.run = _Operators(group) if compiled is None else _FirstRun(group, op.label, compiled)
-    return known
+                yield from _unfinished(body)
+        elif isinstance(call.target, Group) and not call.target.final:
+            yield joint, op.label, call.target
+
+
+def _give(group: Group, label: str, compiled: Compiled | None) -> None:
+    group.run = _Operators(group) if compiled is None else _FirstRun(group, label, compiled)
+    group.final = True
+
+
+def _zeros(group: Group, arguments: list[Any]) -> Sequence[Any]:
+    """Zeros in place of the results: operators behind it take as long on them."""
+    arguments.clear()
+    return [
+        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
+        for like in group.promised
+    ]
 
 
 def _compiled(group: Group, label: str, joint: Joint) -> Compiled | None:
@@ -70,7 +103,7 @@ class _FirstRun:
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = list(arguments)
         results = self.compiled(arguments)
-        wrong = _differs(results, given, _promised(self.group))
+        wrong = _differs(results, given, self.group.promised)
         if not wrong:
             self.group.run = without_records(self.compiled)
             return results
@@ -89,7 +122,7 @@ class _Operators:
     __slots__ = ("body", "promised")
 
     def __init__(self, group: Group) -> None:
-        self.body, self.promised = _as_captured(group.body), _promised(group)
+        self.body, self.promised = _as_captured(group.body), group.promised
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         results = self.body(*arguments)
@@ -105,11 +138,6 @@ def _as_captured(body: fx.GraphModule) -> fx.GraphModule:
         if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
             copies[node] = graph.call_function(_laid_out, (copies[node], node.meta["val"].stride()))
     return fx.GraphModule(body, graph)
-
-
-def _promised(group: Group) -> list[torch.Tensor]:
-    outputs: Any = group.body.graph.output_node().args[0]
-    return [node.meta["val"] for node in outputs]
 
 
 def _laid_out(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

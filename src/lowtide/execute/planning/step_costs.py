@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from lowtide.cost import Cost
@@ -39,11 +39,13 @@ def costs_of(
     run: Callable[[Marker], object] | None,
     origin: str = "measured",
     time_limit: float = MEASURING,
+    guessed: Collection[int] = (),
 ) -> Costs:
     """What every operator takes: from the cache, else measured while ``run`` runs the step; or estimated.
 
     The origin ``known`` stands for what the cache has, and estimates of the rest. What is left to measure
-    after ``time_limit`` seconds is timed once, as the step runs it.
+    after ``time_limit`` seconds is timed once, as the step runs it. Operators that are ``guessed`` are
+    estimated where the cache does not know them.
     """
     if origin == "known":
         cache = open_cache(cache_folder(), environment(kind))
@@ -56,10 +58,17 @@ def costs_of(
         cache = open_cache(cache_folder(), where)
         names = [signature(graph, op) for op in range(len(graph.ops))]
         known = [cache.get(name) for name in names]
+        unknown = [k for k in guessed if known[k] is None]
+        guesses = estimate(graph, _described(kind)) if unknown else ()
+        for k in unknown:
+            known[k] = guesses[k]
         if all(cost is not None for cost in known):
             found = tuple(cost for cost in known if cost is not None)
         else:
-            found = measure(graph, targets, run, cache=cache, time_limit=time_limit, names=names).costs
+            given = {names[k]: guesses[k] for k in unknown}
+            found = measure(
+                graph, targets, run, cache=cache, time_limit=time_limit, names=names, given=given
+            ).costs
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
     return Costs(

@@ -7,7 +7,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
-from lowtide.execute.kernels.compile_groups import compile_groups
+from lowtide.execute.kernels.compile_groups import compile_groups, stand_in
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import measurable
 from lowtide.execute.planning.step_costs import costs_of, device_of
@@ -29,6 +29,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.eager.layouts import layouts_of
+from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.loop import TiledRegion, looped
 from lowtide.trace.tiles.nested import Inner
@@ -77,6 +78,8 @@ class Cutter:
     arguments: Sequence[Any]
     room: Room
     request: PlanRequest
+    at_once: bool = False
+    """Whether groups of tiles are compiled at once; else they are estimated until a way to cut is taken."""
     issue: float = 0.0
     """Seconds in which the host hands over an operator, once a tile was measured."""
     measuring: float = 0.0
@@ -121,7 +124,10 @@ class Cutter:
             whole = looped(self.joint, boxes, begins, ends, **how)
         self.capturing += time.monotonic() - began
         self.captured += amount
-        self._compile(whole)
+        if self.joint.kernels is not None and not self.at_once:
+            stand_in(whole, self.joint.kernels)
+        elif self.joint.kernels is not None:
+            self._compile(whole)
         self.cut.add((begins, ends))
         loops = [k for k, op in enumerate(whole.graph.ops) if op.kind == LOOP]
         witness = self.witness = Witness(layouts_of(self.joint.values))
@@ -133,12 +139,22 @@ class Cutter:
             raise CaptureError("nothing inside of tiles can be cut")
         return Way(whole, loops, steps, which, channels_last)
 
+    @property
+    def estimates(self) -> bool:
+        """Whether groups of tiles are estimated until a way is taken."""
+        return self.joint.kernels is not None and not self.at_once
+
+    def compiled(self, way: Way) -> Way:
+        """A way to cut whose groups were estimated, as it runs: they are compiled and measured."""
+        self._compile(way.whole)
+        steps, which = self._steps(way.whole, way.loops, self.arguments)
+        return replace(way, steps=steps, which=which)
+
     def _compile(self, whole: Joint) -> None:
         """Compile groups that are not known from other ways to cut."""
-        if self.joint.kernels is not None:
-            began = time.monotonic()
-            compile_groups(whole, self.joint.kernels)
-            self.compiling += time.monotonic() - began
+        began = time.monotonic()
+        compile_groups(whole, self.joint.kernels)
+        self.compiling += time.monotonic() - began
 
     def expected(self, tiling: Tiling, boxes: Sequence[Rect]) -> float:
         """Seconds that capturing a way to cut may take, as others did; 0 before the first."""
@@ -211,7 +227,9 @@ class Cutter:
             assert program is not None
             run_body(region, number, program, values(), marker, self.witness)
 
-        costs = costs_of(body.graph, targets, kind, run if program else None, "measured", time_limit)
+        guessed = [k for k, target in enumerate(targets) if isinstance(target, Group) and not target.final]
+        measured = run if program else None
+        costs = costs_of(body.graph, targets, kind, measured, "measured", time_limit, guessed)
         if program and kind == "cuda" and not self.issue:
             self.issue = issue_seconds(region, number, program, values())
         self.measuring += time.monotonic() - began

@@ -16,6 +16,7 @@ from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.capture_tiles import Cutter, watch_tiles
 from lowtide.execute.tiling.search import Search
+from lowtide.execute.tiling.settle import settle
 from lowtide.graph import Rect
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.check.tiles import wrong_boxes
@@ -180,11 +181,11 @@ def in_tiles(
     limit = request.limits.time_limit if time_limit is None else time_limit
     search = Search(joint, cutter, room, request, budget, plain, state, time_limit=limit, rival=rival)
     search.try_all()
+    settle(search)
     if search.best is None:
         raise search.refused or InfeasibleError(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
-    search.polish()
     return msgspec.structs.replace(search.best, solve_seconds=search.spent(), interrupted=search.interrupted)
 
 

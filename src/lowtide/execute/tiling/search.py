@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from lowtide.execute.memory.host import fits_host
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.planning.step_costs import device_of, link_of
 from lowtide.execute.runtime.in_place import able_in_place
+from lowtide.execute.tiling.candidates import Candidate, Candidates
 from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.execute.tiling.regions import endings, grids, inside, middles, result_grids, result_of, rows
@@ -98,18 +99,14 @@ class Search:
     """How images lie in memory inside tiles; None: not known yet which way is faster."""
     inner: Inner | None = None
     """Which loops are inside tiles."""
-    again: Callable[[float], Plan] | None = None
-    """Plans the best way to cut once more, in so many seconds."""
-    probed: float = 0.0
-    """The time limit that it had before."""
-    over: float = 0.0
-    """Seconds that it took beyond."""
     interrupted: bool = False
     """Whether Ctrl-C came: no more ways are tried."""
     shapes: dict[Hashable, Geometry] = field(default_factory=dict)
     """Ways to cut that were looked at."""
     in_images: bool = False
     """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
+    candidates: Candidates = field(default_factory=Candidates)
+    """The best ways to cut that were tried."""
 
     def spent(self) -> float:
         """Seconds since the beginning, without those of measuring and compiling."""
@@ -121,11 +118,10 @@ class Search:
 
     def done(self) -> bool:
         """Whether nothing more is to be expected, or time is up."""
-        limit, compiling = self.request.limits.time_limit, self.cutter.compiling
+        limit = self.request.limits.time_limit
         patience = time_shares.TILE_CONTENT if self.has_plan else time_shares.TILE_PATIENCE
-        taken = time.monotonic() - self.began
-        late = taken - compiling > patience * limit or (self.rival is not None and taken > limit)
-        late = late or (self.has_plan and compiling > time_shares.TILE_COMPILING * limit)
+        taken = time.monotonic() - self.began - self.cutter.compiling
+        late = taken > patience * limit or (self.rival is not None and taken > limit)
         spent = self.has_plan and self.left() <= 0
         return self.worse >= _WORSE or spent or late or self.interrupted
 
@@ -172,6 +168,12 @@ class Search:
                 with self.unless_refused():
                     middle = Tiling(self.joint, end=end)
                     self.attempts(middle, result_grids(middle))
+
+    def try_compiled(self) -> None:
+        """Try all ways once more as they really run, where those that were estimated do not fit."""
+        self.cutter.at_once, self.began = True, time.monotonic() - self.spent()
+        self.cutter.measuring = self.cutter.compiling = 0.0
+        self.try_all()
 
     def whole_step(self, whole: Tiling) -> None:
         """Try the ending of a step that gives a loss, then all of it; or all of one that gives a result."""
@@ -292,23 +294,12 @@ class Search:
         try:
             plan, inner = self._planned(tiling, boxes, outside)
         except InfeasibleError as error:
-            # a tile has a budget of its own
-            needed = self.needed = self.budget + error.smallest_budget - error.budget
-            if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
-                self.refused = InfeasibleError(
-                    f"none that was tried fits; {len(boxes)} of them would need {format_bytes(needed)}",
-                    budget=self.budget,
-                    smallest_budget=needed,
-                    floor=0,
-                )
+            needed = self.needed = self.missed(error, len(boxes))
             helped = needed < _LESS * self.least
             self.least = min(self.least, needed)
             self.vain = 0 if helped else self.vain + 1
             return self.vain < _WORSE
-        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
-            self.best, self.worse = plan, 0
-        else:
-            self.worse += 1
+        self.worse = 0 if self.take(plan) else self.worse + 1
         return inner > _GOOD
 
     def _planned(self, tiling: Tiling, boxes: Sequence[Rect], outside: int) -> tuple[Plan, float]:
@@ -316,17 +307,38 @@ class Search:
         if self.channels_last is None:
             self.channels_last = self.cutter.faster_layout(tiling, boxes)
         way = self.cutter.cut_up(tiling, boxes, self.channels_last, self.inner)
-        again = partial(self._search, way, tiling, boxes, outside)
+        search = partial(self._search, tiling, boxes, outside)
         share = time_shares.TILE_PROBE if self._all_of_it(tiling) else time_shares.TILE_PROBE_AROUND
         limit, before = max(time_shares.TILE_SHORTEST * self.time_limit, share * self.left()), self.spent()
-        plan = again(limit)
-        if self.best is None or plan.predicted.seconds < self.best.predicted.seconds:
-            self.again, self.probed, self.over = again, limit, max(0.0, self.spent() - before - limit)
+        tried = Candidate(way, search, limit)
+        try:
+            plan = search(way, limit)
+        except InfeasibleError as error:
+            self.candidates.add(replace(tried, needed=self._needed(error)))
+            raise
+        over = max(0.0, self.spent() - before - limit)
+        self.candidates.add(replace(tried, seconds=plan.predicted.seconds, over=over))
         least = way.seconds + sum(s for k, s in enumerate(plan.seconds) if k not in way.loops)
         return plan, plan.predicted.seconds / least - 1 if least else 0.0
 
+    def _needed(self, error: InfeasibleError) -> int:
+        """The budget with which a way to cut would fit: a tile has one of its own."""
+        return self.budget + error.smallest_budget - error.budget
+
+    def missed(self, error: InfeasibleError, tiles: int) -> int:
+        """Remember the smallest budget of ways that do not fit; that of this one."""
+        needed = self._needed(error)
+        if not isinstance(self.refused, InfeasibleError) or needed < self.refused.smallest_budget:
+            self.refused = InfeasibleError(
+                f"none that was tried fits; {tiles} of them would need {format_bytes(needed)}",
+                budget=self.budget,
+                smallest_budget=needed,
+                floor=0,
+            )
+        return needed
+
     def _search(
-        self, way: Way, tiling: Tiling, boxes: Sequence[Rect], outside: int, time_limit: float
+        self, tiling: Tiling, boxes: Sequence[Rect], outside: int, way: Way, time_limit: float
     ) -> Plan:
         kind = device_of(way.whole.graph)
         graph = with_state(way.whole.graph, self.state)
@@ -356,12 +368,8 @@ class Search:
     def _all_of_it(self, tiling: Tiling) -> bool:
         return not tiling.begins and tiling.ends == result_of(self.joint)
 
-    def polish(self) -> None:
-        """Plan the best way to cut once more, in the time that is left."""
-        left = self.left() - self.over
-        if self.best is None or self.again is None or left <= self.probed or self.interrupted:
-            return
-        with self.unless_refused(), contextlib.suppress(InfeasibleError):
-            plan = self.again(left)
-            if plan.predicted.seconds < self.best.predicted.seconds:
-                self.best = plan
+    def take(self, plan: Plan) -> bool:
+        """Whether the plan is the best so far."""
+        better = self.best is None or plan.predicted.seconds < self.best.predicted.seconds
+        self.best = plan if better else self.best
+        return better
