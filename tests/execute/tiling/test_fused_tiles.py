@@ -120,6 +120,15 @@ def test_a_chunked_loss_has_groups_inside_and_around(one_by_one, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_the_head_is_inside_the_loop_where_logits_are_widened_in_a_group(one_by_one):
+    """The logits in float32, and the views of them, are larger than the logits, but never stored."""
+    model, ids = language()
+    step = fitted(loss_of, model.bfloat16(), ids, budget="60%", cost="estimated")
+    bodies = step.plan.program.bodies
+    assert bodies
+    assert all("aten.mm" in kinds(body.graph) for body in bodies)
+
+
 @compiler
 def test_compiled_tiles_stay_inside_the_budget_and_are_as_exact_as_a_compiled_step(monkeypatch):
     monkeypatch.setattr(attempts, "grids", lambda *_: iter([(4,)]))  # compiling others takes seconds

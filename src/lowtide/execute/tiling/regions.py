@@ -52,8 +52,8 @@ def endings(tiling: Tiling) -> list[str]:
     graph = tiling.graph
     ops = [op for op, _ in tiling.forward]
     fused = tiling.joint.kernels is not None
-    stored = {op.id for op, call in tiling.forward if not (fused and fuses(call.target))}
-    most = _largest(graph, [op for op in ops if op.id in stored]) or _largest(graph, ops)
+    stored = [op for op, call in tiling.forward if not (fused and fuses(call.target))]
+    most = _largest_made(graph, stored) or _largest(graph, ops)
     found: list[str] = []
     for k, t in _passages(graph, ops, tiling.leaves):
         small = graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None
@@ -158,6 +158,12 @@ def _stands_against(graph: Graph, op: Op, carries: set[int]) -> bool:
 
 def _largest(graph: Graph, ops: Sequence[Op]) -> int:
     return max((graph.tensors[t].bytes for op in ops for t in op.outputs), default=0)
+
+
+def _largest_made(graph: Graph, ops: Sequence[Op]) -> int:
+    """The same without views: what they show may be inside of a group."""
+    made = (graph.tensors[t] for op in ops for t in op.outputs)
+    return max((tensor.bytes for tensor in made if tensor.alias is None), default=0)
 
 
 def _carrying(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> set[int]:
