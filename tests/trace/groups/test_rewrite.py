@@ -110,6 +110,30 @@ def test_products_of_activations_are_computed_again_inside_groups_of_backward(gr
     assert {op.phase for op in silu} == {Phase.FORWARD, Phase.BACKWARD}
 
 
+def test_sums_over_layers_are_not_computed_from_all_of_them():
+    """In half precision each layer adds a small tensor to a large one: the smallest cut would keep those."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(8))
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+        def forward(self, x):
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                x = x + layer(norm(x))
+            return x
+
+    def squared(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).square().mean()
+
+    graph = fitted(squared, Deep(), torch.randn(128, 16)).plan.graph
+    groups = [op for op in graph.ops if op.kind == GROUP and op.phase is Phase.BACKWARD]
+    full = [[graph.tensors[t] for t in op.inputs if graph.tensors[t].shape == (128, 16)] for op in groups]
+    assert max(map(len, full)) <= 5, "a gradient, its sum, and what is computed again from three"
+
+
 def test_equal_layers_have_equal_groups(graph):
     gates = [op.body for op in graph.ops if op.body and any(one.kind == "aten.silu" for one in op.body.ops)]
     assert len(gates) == 6

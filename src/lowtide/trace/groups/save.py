@@ -33,7 +33,11 @@ _WRITTEN = 2
 _SOURCES = 2
 """Tensors of its own size that a light one is computed from at most."""
 _DEEPEST = 16
-"""Operators in a row that are computed again at most: sums over all layers are no longer cheap."""
+"""Operators in a row that are computed again at most."""
+_READ = 4
+"""A tensor is kept that would be computed from so many times its own bytes: that is no longer cheap."""
+_READ_WRITTEN = 2
+"""The same of one that forward writes to memory anyway, as the sums over layers that layers hand on."""
 
 
 def computed_again(
@@ -72,7 +76,25 @@ def computed_again(
         for read in tensors_read(tensor):
             network.edge(ends_of(read)[1], ends_of(tensor)[0], _ENDLESS)
     behind = network.sink_side(source, sink)
-    return {tensor for tensor in cheap if ends_of(tensor)[0] in behind}
+    again = {tensor for tensor in cheap if ends_of(tensor)[0] in behind}
+    return _reading_little(again, inside, forward)
+
+
+def _reading_little(
+    again: Collection[fx.Node], inside: Mapping[fx.Node, Forming], forward: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Those of the tensors that are computed from few bytes, whatever chain of others is between."""
+    sources: dict[fx.Node, frozenset[fx.Node]] = {}
+    in_order = next(iter(again)).graph.nodes if again else ()
+    for tensor in (node for node in in_order if node in again):
+        found: set[fx.Node] = set()
+        for read in tensors_read(tensor):
+            found |= sources.get(read, {read})
+        most = _READ_WRITTEN if _written_anyway(tensor, inside, forward) else _READ
+        size = size_of(tensor)
+        if sum(min(size_of(read), size) for read in found) <= most * size:
+            sources[tensor] = frozenset(found)
+    return set(sources)
 
 
 def light(groups: Sequence[Forming], forward: Collection[fx.Node]) -> set[fx.Node]:
