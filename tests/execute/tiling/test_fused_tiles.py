@@ -234,6 +234,7 @@ def test_a_way_that_disappoints_is_followed_by_the_next(one_by_one, monkeypatch)
     monkeypatch.setattr(attempts.Search, "_search", plan)
     monkeypatch.setattr(attempts, "_GOOD", -1.0)  # more than one way is tried,
     monkeypatch.setattr(attempts.Search, "left", lambda _: 1.0)  # however busy the machine is
+    monkeypatch.setattr("lowtide.plan.time_shares.TILE_CONTENT", 1000)
     model, ids = language()
     step = fitted(loss_of, model, ids, budget="50%", cost="estimated")
     first, second = planned
