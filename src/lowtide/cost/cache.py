@@ -54,13 +54,18 @@ class CostCache:
         """Why a file that was there could not be used; nothing where all is well."""
         self._costs = costs
         self._added: dict[str, Cost] = {}
+        self._assumed: dict[str, Cost] = {}
 
     def __len__(self) -> int:
         return len(self._costs)
 
     def get(self, signature: str) -> Cost | None:
-        """What an operator of this signature takes, if it was measured before."""
-        return self._costs.get(signature)
+        """What an operator of this signature takes, if it was measured before, or is assumed."""
+        return self._costs.get(signature) or self._assumed.get(signature)
+
+    def assume(self, signature: str, cost: Cost) -> None:
+        """Answer with a cost as long as none was measured; it is never written."""
+        self._assumed[signature] = cost
 
     def add(self, signature: str, cost: Cost) -> None:
         """Remember a cost; it is on disk after :meth:`save`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,6 @@ def measure(
     progress: MeasureProgress | None = None,
     timer: Timer | None = None,
     names: Sequence[str] | None = None,
-    given: Mapping[str, Cost] | None = None,
 ) -> Measured:
     """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
 
@@ -73,11 +72,9 @@ def measure(
     them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them.
     What was measured on a busy machine is marked (``Cost.disturbed``), and not added to the cache. The
     ``timer`` is that of the operating system, unless told. ``names`` are the signatures of the operators.
-    What is ``given`` for a signature is taken as it is, and not added to the cache.
     """
     names = names or [signature(graph, op) for op in range(len(graph.ops))]
     meter = _Meter(graph, targets, names, cache, time_limit, progress, timer or HostTimer())
-    meter.costs |= given or {}
     run(meter)
     return meter.measured()
 

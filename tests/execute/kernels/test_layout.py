@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.cost.samples import Timed
-from lowtide.execute.kernels import compile_groups, layout
+from lowtide.execute.kernels import compile_groups, layout, timed_calls
 from lowtide.trace.eager.layouts import learned
 from tests.trace.groups.test_channels_last import CONVOLUTIONS, captured
 
@@ -31,20 +31,20 @@ def test_conversions_count(conversion, chosen, convolutions, monkeypatch):
         channels_last = call.node.target is torch.conv2d and "(768, 1, 48, 3)" in repr(call.given)
         return 0.5 if channels_last else 1.0
 
-    monkeypatch.setattr(layout._Timed, "_seconds", seconds)
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", seconds)
     module, inputs = convolutions
     assert (layout.in_faster_layout(module, inputs, learned(), 5.0) is not module) is chosen
 
 
 def test_operators_are_timed_one_by_one_in_both_ways(convolutions, monkeypatch):
     timed = {}
-    inner = layout._Timed._seconds
+    inner = timed_calls.CallTimer._seconds
 
     def seconds(self, call):
         timed[call] = inner(self, call)
         return timed[call]
 
-    monkeypatch.setattr(layout._Timed, "_seconds", seconds)
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", seconds)
     module, inputs = convolutions
     layout.in_faster_layout(module, inputs, learned(), 5.0)
     convolved = [call for call in timed if call.node.target is torch.conv2d]
@@ -55,10 +55,10 @@ def test_operators_are_timed_one_by_one_in_both_ways(convolutions, monkeypatch):
 
 def test_times_are_kept(convolutions, monkeypatch):
     module, inputs = convolutions
-    monkeypatch.setattr(layout, "judged", lambda _, __: Timed(1.0))  # whatever else runs here
+    monkeypatch.setattr(timed_calls, "judged", lambda _, __: Timed(1.0))  # whatever else runs here
     layout.in_faster_layout(module, inputs, learned(), 5.0)
     timed = []
-    monkeypatch.setattr(layout._Timed, "_seconds", lambda _, call: timed.append(call) or 1.0)
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", lambda _, call: timed.append(call) or 1.0)
     layout.in_faster_layout(module, inputs, learned(), 5.0)
     assert not [call for call in timed if call.node.target is torch.conv2d]
 
@@ -73,7 +73,7 @@ def test_other_shapes_have_the_layout_of_the_first(faster, monkeypatch):
     model = copy.deepcopy(CONVOLUTIONS)
     asked = {"budget": "100%", "only": "recompute", "kernels": "fused", "time_limit": 1.0}
     step = lowtide.fit(lambda model, x: model(x).square().mean(), model, torch.randn(4, 3, 16, 16), **asked)
-    monkeypatch.setattr(layout, "_Timed", None)
+    monkeypatch.setattr(layout, "CallTimer", None)
     for size in (20, 24):
         step(model, torch.randn(4, 3, size, size)).backward()
         converted = any(op.label.startswith("clone") for op in step.plan.graph.ops)
@@ -92,6 +92,6 @@ def test_half_precision_is_timed_as_it_runs():
 
     module, inputs = captured(loss_of, torch.randn(2, 3, 8, 8).requires_grad_())
     values = layout.values_of(module, layout.fake_arguments(learned().mode(), inputs))
-    call = next(call for call in layout._calls(values) if call.node.target is torch.conv2d)
+    call = next(call for call in timed_calls.calls_of(values) if call.node.target is torch.conv2d)
     assert call.dtype is torch.bfloat16
-    assert layout._Timed(torch.device("cpu"), float("inf"))(call) > 0
+    assert timed_calls.CallTimer(torch.device("cpu"), float("inf"))(call) > 0

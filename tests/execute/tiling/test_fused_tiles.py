@@ -29,7 +29,7 @@ compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor need
 def hurried(monkeypatch, tmp_path):
     """No time is spent on how small a budget may be or on layouts, and capturing may take long."""
     torch._dynamo.reset()
-    monkeypatch.setattr("lowtide.execute.compile.first_call.in_faster_layout", lambda module, *_: module)
+    monkeypatch.setattr("lowtide.execute.kernels.ways.in_faster_layout", lambda module, *_: module)
     monkeypatch.setattr("lowtide.plan.recompute.smallest_budget._aim", lambda *_, **__: None)
     monkeypatch.setattr("lowtide.plan.time_shares.TILE_PATIENCE", 1000)
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))

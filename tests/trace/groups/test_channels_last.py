@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from lowtide.trace.eager.layouts import fake_arguments, learned
-from lowtide.trace.groups.channels_last import in_channels_last, values_of
+from lowtide.trace.groups.channels_last import in_channels_last
+from lowtide.trace.groups.functions import values_of
 
 
 def captured(function, *arguments):

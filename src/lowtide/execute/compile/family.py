@@ -20,6 +20,7 @@ from torch import fx
 from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
+from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.planning.other_shapes import ShapePlans
 from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
@@ -74,8 +75,8 @@ class Shapes:
 
     plans: ShapePlans = dataclasses.field(default_factory=ShapePlans)
     alone: list[_Alone] = dataclasses.field(default_factory=list)
-    channels_last: bool | None = None
-    """Whether convolutions run channels-last with fused kernels, once that was measured for a shape."""
+    ways: Ways | None = None
+    """How operators run with fused kernels, once that was measured for a shape."""
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""

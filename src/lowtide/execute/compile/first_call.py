@@ -22,7 +22,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import refuse_distributed_tensors
 from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
-from lowtide.execute.kernels.layout import in_faster_layout, in_layout
+from lowtide.execute.kernels.ways import in_faster_ways
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
@@ -110,16 +110,14 @@ class FirstCall(ABC):
             return self._aot.compiled(program, watch, self._state)
 
     def _as_laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:
-        """The function; with fused kernels convolutions run channels-last where that is faster."""
+        """The function; with fused kernels, its convolutions and products in the faster of several ways."""
         if not self._fused:
             return self.module
         if self._laid_out is None:
-            given, shapes = (self.module, arguments, self.layouts), self.family.shapes
-            if shapes.channels_last is None:
-                self._laid_out = in_faster_layout(*given, self._layout_seconds)
-                shapes.channels_last = self._laid_out is not self.module
-            else:  # the user trains: nothing but the step may take memory
-                self._laid_out = in_layout(*given, channels_last=shapes.channels_last)
+            shapes = self.family.shapes
+            self._laid_out, shapes.ways = in_faster_ways(
+                self.module, arguments, self.layouts, self._layout_seconds, shapes.ways
+            )
         return self._laid_out
 
     @property

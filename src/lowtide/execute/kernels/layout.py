@@ -7,32 +7,22 @@ costs: the same step is laid out the same way the next time.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowtide.cost.cache import open_cache
-from lowtide.cost.clock import Clock, CpuClock, CudaClock
-from lowtide.cost.device import cache_folder
-from lowtide.cost.probe import environment
-from lowtide.cost.samples import judged
-from lowtide.cost.types import Cost, Figure, Origin
-from lowtide.errors import FileError
-from lowtide.torch_internals import tree_leaves, tree_map_only
+from lowtide.execute.kernels.timed_calls import CallTimer, calls_of
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
-from lowtide.trace.groups.channels_last import Values, in_channels_last, values_of
+from lowtide.trace.groups.channels_last import in_channels_last
+from lowtide.trace.groups.functions import values_of
 
 __all__ = ["in_faster_layout", "in_layout"]
 
 _GAIN = 0.02
 """Channels-last is taken where it saves so much of what the operators concerned take."""
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def in_faster_layout(
@@ -47,8 +37,8 @@ def in_faster_layout(
     if changed is None:
         return module
     device = next(one.device for one in arguments if isinstance(one, torch.Tensor) and one.dim() > 1)
-    timed = _Timed(device, time.monotonic() + seconds)
-    before, after = (_calls(values_of(one, fakes)) for one in (module, changed))
+    timed = CallTimer(device, time.monotonic() + seconds)
+    before, after = (calls_of(values_of(one, fakes)) for one in (module, changed))
     alike = before & after
     ways = [
         [(key, count) for key, count in (one - alike).items() if timed(key) is not None]
@@ -65,125 +55,3 @@ def in_layout(
     """The function with its convolutions in a layout that is known to be faster."""
     changed = in_channels_last(module, fake_arguments(layouts.mode(), arguments)) if channels_last else None
     return module if changed is None else changed
-
-
-class _Call:
-    """One operator on tensors of some layouts; equal to others on such tensors."""
-
-    def __init__(self, node: fx.Node, values: Values) -> None:
-        self.node, self.given = node, _described((node.args, node.kwargs), values)
-        self.result = values[node]
-        gives = next((one for one in tree_leaves(self.result) if isinstance(one, torch.Tensor)), None)
-        self.dtype = None if gives is None else gives.dtype
-        self.name = str(getattr(node.target, "__name__", node.target))
-        self._key = node.op, self.name, repr(self.given), self.dtype
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it does the same."""
-        return isinstance(other, _Call) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def signature(self) -> str:
-        """Stands for it in the cache of costs."""
-        return f"layout.{self.name}/{hashlib.sha256(repr(self._key).encode()).hexdigest()[:24]}"
-
-    @property
-    def large(self) -> int:
-        """How many bytes its tensors have."""
-        return sum(one.nbytes for one in tree_leaves(self.given) if isinstance(one, _Tensor))
-
-
-class _Tensor:
-    """What a tensor is like."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self.shape, self.stride, self.dtype = tuple(value.shape), value.stride(), value.dtype
-        self.requires_grad, self.nbytes = value.requires_grad, value.numel() * value.element_size()
-
-    def __repr__(self) -> str:
-        return f"{self.shape} {self.stride} {self.dtype} {self.requires_grad}"
-
-    def made(self, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-        """Such a tensor."""
-        empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
-        filled = empty.normal_(generator=generator) if empty.is_floating_point() else empty.zero_()
-        return filled.requires_grad_(self.requires_grad)
-
-
-def _described(given: Any, values: Values) -> Any:
-    """Arguments, with what tensors are like in their place."""
-
-    return fx.node.map_arg(given, lambda node: tree_map_only(torch.Tensor, _Tensor, values[node]))
-
-
-def _calls(values: Values) -> Counter[_Call]:
-    """The operators of a function that compute with tensors, the largest first."""
-    calls = (_Call(node, values) for node in values if node.op in ("call_function", "call_method"))
-    found = Counter(
-        call for call in calls if call.large and call.dtype is not None and call.dtype.is_floating_point
-    )
-    return Counter(dict(sorted(found.items(), key=lambda one: -one[0].large)))
-
-
-class _Timed:
-    """What operators take, forward and backward."""
-
-    def __init__(self, device: torch.device, deadline: float) -> None:
-        self._device, self._deadline = device, deadline
-        self._clock: Clock = CudaClock(device) if device.type == "cuda" else CpuClock()
-        self._generator = torch.Generator(device).manual_seed(0)
-        self._cache = open_cache(cache_folder(), environment(device.type))
-        self._known: dict[_Call, float | None] = {}
-
-    def __call__(self, call: _Call) -> float | None:
-        """Seconds; None where it cannot run by itself, or no time is left."""
-        if call not in self._known:
-            kept = self._cache.get(call.signature)
-            self._known[call] = None if kept is None or kept.seconds is None else kept.seconds.value
-            if kept is None and time.monotonic() < self._deadline:
-                with contextlib.suppress(Exception):  # as where it writes over a parameter, or memory ends
-                    self._known[call] = self._seconds(call)
-        return self._known[call]
-
-    def save(self) -> None:
-        """Keep what was measured for the next time, where it can be kept."""
-        with contextlib.suppress(FileError):
-            self._cache.save()
-
-    def _seconds(self, call: _Call) -> float:
-        run = self._runnable(call)
-        run()
-        samples, _ = self._clock.again(run, self._deadline)
-        figure = judged(samples, 1)
-        if not figure.disturbed:
-            self._cache.add(call.signature, Cost(seconds=Figure(figure.seconds, Origin.MEASURED)))
-        return figure.seconds
-
-    def _runnable(self, call: _Call) -> Callable[[], Any]:
-        made: list[torch.Tensor] = []
-
-        def real(like: _Tensor) -> torch.Tensor:
-            made.append(like.made(self._device, self._generator))
-            return made[-1]
-
-        args, kwargs = tree_map_only(_Tensor, real, call.given)
-        node, kind = call.node, self._device.type
-        wanted = [one for one in made if one.requires_grad]
-        half = call.dtype in _HALF and any(one.dtype == torch.float32 for one in made)
-
-        def run() -> Any:
-            with torch.enable_grad(), torch.autocast(kind, call.dtype, enabled=half):
-                if node.op == "call_method":
-                    result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                else:
-                    result = node.target(*args, **kwargs)  # type: ignore[operator]
-            if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
-                if call.name == "contiguous":  # gradients are converted back
-                    return result.detach().contiguous()
-                return torch.autograd.grad(result, wanted, torch.empty_like(result), allow_unused=True)
-            return result
-
-        return run

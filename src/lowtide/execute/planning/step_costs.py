@@ -57,18 +57,14 @@ def costs_of(
         where = environment(kind)
         cache = open_cache(cache_folder(), where)
         names = [signature(graph, op) for op in range(len(graph.ops))]
+        guesses = estimate(graph, _described(kind)) if guessed else ()
+        for k in guessed:
+            cache.assume(names[k], guesses[k])
         known = [cache.get(name) for name in names]
-        unknown = [k for k in guessed if known[k] is None]
-        guesses = estimate(graph, _described(kind)) if unknown else ()
-        for k in unknown:
-            known[k] = guesses[k]
         if all(cost is not None for cost in known):
             found = tuple(cost for cost in known if cost is not None)
         else:
-            given = {names[k]: guesses[k] for k in unknown}
-            found = measure(
-                graph, targets, run, cache=cache, time_limit=time_limit, names=names, given=given
-            ).costs
+            found = measure(graph, targets, run, cache=cache, time_limit=time_limit, names=names).costs
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
     return Costs(

@@ -30,9 +30,9 @@ class Geometry:
     elements: int
     """Of the largest tensor that a tile makes."""
     share: float
-    """Elements that the largest tile computes, over those of the whole step."""
+    """Elements that the largest tile computes from the batch, over those of the whole step."""
     overlap: float
-    """Elements that all tiles compute, over those of the whole step."""
+    """Elements that all tiles compute from the batch, over those of the whole step."""
     read: float
     """Elements that all tiles read of the batch, over those of the whole step."""
 
@@ -96,13 +96,16 @@ def _tile(tiling: Tiling, over: Rect) -> _Tile:
     found.gradients = sum(one.numel() * one.itemsize for one in sums)
     found.gradients += int(max((size[t] for t in added), default=0))
     fused = tiling.joint.kernels is not None
+    fixed = {t for t in needed if graph.tensors[t].role in RESIDENT_ROLES - {Role.INPUT}}
     for op, call in tiling.steps:
         outputs = [t for t in op.outputs if t in needed and t not in before]
         found.operators += bool(outputs)
         new = [t for t in outputs if graph.tensors[t].alias is None]
+        of_weights = bool(op.inputs) and fixed.issuperset(op.inputs)  # as a cast: the same in all tiles
+        fixed.update(op.outputs if of_weights else ())
         if not new:
             continue
-        found.made += sum(needed[t].size for t in new)
+        found.made += 0 if of_weights else sum(needed[t].size for t in new)
         found.largest = max(found.largest, *(needed[t].size for t in new))
         there = {t for t in (*op.inputs, *new) if t in size and graph.tensors[t].role not in RESIDENT_ROLES}
         inside = fused and fuses(call.target)

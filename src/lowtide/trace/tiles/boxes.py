@@ -8,10 +8,14 @@ from operator import sub
 from lowtide.errors import CaptureError
 from lowtide.graph import Rect
 
-__all__ = ["Reads", "form", "inside", "refuse_others"]
+__all__ = ["Reads", "form", "inside", "refuse_others", "whole_features"]
 
 Reads = list[tuple[int, tuple[int, ...], tuple[Rect | None, ...], tuple[Rect | None, ...]]]
 """Results in turn, with the inputs of their operator, what is read of each, and the same beyond its edges."""
+
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
+_NEARLY = 0.9
+"""A product makes all of its features where so many of them are needed."""
 
 _Form = tuple[dict[int, tuple[int, ...]], set[int], list[list[int]]]
 
@@ -33,6 +37,15 @@ def inside(box: Rect, part: Rect) -> tuple[slice, ...]:
     return tuple(
         slice(min(lo, length), min(hi, length)) for (lo, hi), length in zip(pairs, part.shape, strict=True)
     )
+
+
+def whole_features(kind: str, box: Rect, shape: Sequence[int]) -> Rect:
+    """What an operator makes for a box: a product leaves out no few features that were padded for speed."""
+    if kind not in _PRODUCTS or not box.ndim:
+        return box
+    lo, hi = box.lo[-1], box.hi[-1]
+    wide = shape[-1] > hi - lo >= _NEARLY * shape[-1]
+    return Rect((*box.lo[:-1], 0), (*box.hi[:-1], shape[-1])) if wide else box
 
 
 def form(needed: dict[int, Rect], before: set[int], read: Reads) -> _Form:

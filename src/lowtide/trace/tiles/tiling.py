@@ -28,7 +28,7 @@ from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, supported
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
-from lowtide.trace.tiles.boxes import Reads, form, inside
+from lowtide.trace.tiles.boxes import Reads, form, inside, whole_features
 from lowtide.trace.tiles.differentiate import (
     Change,
     Example,
@@ -172,6 +172,7 @@ class Tiling:
             for output, t in enumerate(op.outputs):
                 if t not in needed or t in before:
                     continue
+                needed[t] = whole_features(op.kind, needed[t], graph.tensors[t].shape or ())
                 why = supported(op, graph, needed[t], output)
                 if op.kind == MASKED and output == 0:  # the mask is drawn before, of all
                     mask = op.outputs[1]
