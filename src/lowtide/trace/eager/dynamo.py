@@ -5,6 +5,8 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It refuses an LSTM where it is read, and may leave out the whole function around. Here a graph ends where
+  one is called (``recurrent.py``).
 - It ends a graph where Python asks whether a tensor is true. Here it goes on where that is known before the
   step runs (``trace/branches``).
 - It tells libraries that they are compiled, which then take other ways than in eager. Here they take those of
@@ -35,6 +37,8 @@ from lowtide.trace.eager.is_compiling import as_in_eager
 from lowtide.trace.eager.layouts import grouped_products
 from lowtide.trace.eager.logs import SPEAKING, changes
 from lowtide.trace.eager.nothing_ran import warned_once
+from lowtide.trace.eager.recurrent import SETTINGS as RECURRENT
+from lowtide.trace.eager.recurrent import changes as recurrent_changes
 
 __all__ = ["adapt_dynamo", "fresh", "lowtides"]
 
@@ -48,6 +52,7 @@ _SETTINGS = {
     "accumulated_recompile_limit": 1024,
     "allow_unspec_int_on_nn_module": True,
     "reorderable_logging_functions": SPEAKING,
+    **RECURRENT,
 }
 
 
@@ -76,7 +81,7 @@ def adapt_dynamo() -> None:
     context = compile_context()
     if not hasattr(context.__init__, _MARK):
         context.__init__ = lowtides(warned_once(context.__init__, _ours))
-    for variable, name, change in changes():
+    for variable, name, change in (*changes(), *recurrent_changes()):
         method = getattr(variable, name)
         if not hasattr(method, _MARK):
             setattr(variable, name, lowtides(change(method, _ours)))
