@@ -50,5 +50,5 @@ def _method(method: Callable[..., Any], ours: Callable[[Any], bool]) -> Callable
 def _refuse(variable: Any, tx: Any, ours: Callable[[Any], bool]) -> None:
     """End the graph as torch does where such a module is read, if this is one."""
     if isinstance(variable.value, nn.RNNBase) and ours(tx.output.compiler_fn):
-        with dynamo_config.patch({name: False for name in SETTINGS}):
+        with dynamo_config.patch(dict.fromkeys(SETTINGS, False)):
             refuse_module(tx, variable)
