@@ -81,7 +81,7 @@ class Fitted:
             broken = error if isinstance(error, LowtideError) else translated(error)
         if not isinstance(broken, GraphBreakError):
             if not isinstance(broken, TorchDynamoException):  # one of ours comes as both
-                self.function(*args, **kwargs)  # the way that it goes now ends in an error of the user's: this
+                self.function(*args, **kwargs)  # its way ends in an error of the user's: this
             raise broken
         if self._fullgraph:
             raise self._branches.told(broken)
