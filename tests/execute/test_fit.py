@@ -109,7 +109,7 @@ def test_other_shapes_are_planned_when_they_come():
     for rows in (128, 64, 128):
         assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
     assert step.plan is not first
-    assert step.plan.budget_bytes < first.budget_bytes
+    assert step.plan.plain.peak_bytes < first.plain.peak_bytes
 
 
 def test_evaluation_without_gradients():
@@ -254,3 +254,13 @@ def test_a_graph_break_of_a_later_call_is_taken_as_in_the_first():
         one_graph(model, x)
     assert same(left_behind(model, whole, x), left_behind(twin, step, x))
     assert len(whole.plans) > 1
+
+
+def test_a_share_is_no_less_for_a_smaller_batch():
+    model = network()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, batch(256), budget="50%", time_limit=0.2)
+    first = step.plan.budget_bytes
+    rows = 2  # parameters are most of what they take: half of it is too little
+    assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
+    assert step.plan.budget_bytes == first > step.plan.plain.peak_bytes

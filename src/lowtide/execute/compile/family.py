@@ -74,6 +74,8 @@ class Shapes:
 
     plans: ShapePlans = dataclasses.field(default_factory=ShapePlans)
     alone: list[_Alone] = dataclasses.field(default_factory=list)
+    budget_bytes: int = 0
+    """The largest budget that a step with backward was planned for."""
     channels_last: bool | None = None
     """Whether convolutions run channels-last with fused kernels, once that was measured for a shape."""
 
