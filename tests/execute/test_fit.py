@@ -264,3 +264,14 @@ def test_a_share_is_no_less_for_a_smaller_batch():
     rows = 2  # parameters are most of what they take: half of it is too little
     assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
     assert step.plan.budget_bytes == first > step.plan.plain.peak_bytes
+
+
+def test_hooks_that_come_and_go_later_run():
+    model, x = network(), batch()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.2)
+    hooks = [one[2].register_forward_hook(lambda _, __, result: result * 2) for one in (model, twin)]
+    assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+    for hook in hooks:
+        hook.remove()
+    assert same(left_behind(model, step, x), left_behind(twin, loss, x))

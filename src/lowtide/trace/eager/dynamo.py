@@ -5,6 +5,7 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It takes no notice of hooks of modules that are registered or removed later. Here it compiles anew.
 - It refuses an LSTM where it is read, and may leave out the whole function around. Here a graph ends where
   one is called.
 - It ends a graph where Python asks whether a tensor is true. Here it goes on where that is known before the
@@ -57,6 +58,7 @@ _SETTINGS = {
     "accumulated_recompile_limit": 1024,
     "allow_unspec_int_on_nn_module": True,
     "reorderable_logging_functions": SPEAKING,
+    "skip_nnmodule_hook_guards": False,
     **_RECURRENT,
 }
 
