@@ -18,6 +18,8 @@ __all__ = [
     "guard_on",
     "in_a_function_of_a_graph",
     "inner_backend",
+    "module_variable",
+    "refuse_module",
     "sources_of_sizes",
     "value_at",
 ]
@@ -49,6 +51,20 @@ def inner_backend(backend: Any) -> Any:
     """The backend that one of torch's own stands in front of, or None. Seen in 2.11, 2.13, 2.14."""
     names = ("compiler_fn", "_torchdynamo_orig_backend", "__wrapped__")
     return next((getattr(backend, name) for name in names if hasattr(backend, name)), None)
+
+
+def module_variable() -> Any:
+    """What stands for a module in Dynamo, where its code is translated. Seen in 2.11, 2.13."""
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+    return UnspecializedNNModuleVariable
+
+
+def refuse_module(translator: Any, module: Any) -> None:
+    """End the graph if this is a module that Dynamo refuses to read. Seen in 2.11, 2.13."""
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    VariableBuilder(translator, module.source).wrap_module(module.value)
 
 
 # Instructions of Python, and where the values that a frame reads come from.

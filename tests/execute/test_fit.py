@@ -9,7 +9,7 @@ import torch
 
 import lowtide
 from lowtide.cost.measure import measure
-from lowtide.errors import InfeasibleError, PlanError, RunError
+from lowtide.errors import GraphBreakError, InfeasibleError, PlanError, RunError
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.compile import aot
 from lowtide.execute.planning import plan_step, step_costs
@@ -109,7 +109,7 @@ def test_other_shapes_are_planned_when_they_come():
     for rows in (128, 64, 128):
         assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
     assert step.plan is not first
-    assert step.plan.budget_bytes < first.budget_bytes
+    assert step.plan.plain.peak_bytes < first.plain.peak_bytes
 
 
 def test_evaluation_without_gradients():
@@ -214,3 +214,64 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_p
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "file"))
     assert lowtide.fit(loss, network(), batch(), budget="60%", time_limit=0.2).plan.checked
+
+
+class Changing:
+    """A step whose way depends on an attribute that changes between calls."""
+
+    def __init__(self):
+        self.way = "plain"
+
+    def __call__(self, model, x):
+        y = model(x)
+        if self.way == "fails":
+            raise ValueError("no such way")
+        if self.way == "reads":
+            y = y * (1.0 + y.abs().max().item())
+        return y.square().mean()
+
+
+def test_an_exception_of_a_later_call_is_that_of_the_users_code():
+    model, x, step = network(), batch(), Changing()
+    twin = copy.deepcopy(model)
+    whole = lowtide.fit(step, model, x, budget="100%", time_limit=0.2)
+    step.way = "fails"
+    for function, one in ((step, twin), (whole, model)):
+        torch.manual_seed(0)
+        with pytest.raises(ValueError, match="no such way"):
+            function(one, x)
+    step.way = "plain"
+    assert same(left_behind(model, whole, x), left_behind(twin, step, x))
+
+
+def test_a_graph_break_of_a_later_call_is_taken_as_in_the_first():
+    model, x, step = network(), batch(), Changing()
+    twin = copy.deepcopy(model)
+    whole = lowtide.fit(step, model, x, budget="100%", time_limit=0.2)
+    one_graph = lowtide.fit(step, model, x, budget="100%", time_limit=0.2, fullgraph=True)
+    step.way = "reads"
+    with pytest.raises(GraphBreakError, match=r"test_fit\.py:\d+: "):
+        one_graph(model, x)
+    assert same(left_behind(model, whole, x), left_behind(twin, step, x))
+    assert len(whole.plans) > 1
+
+
+def test_a_share_is_no_less_for_a_smaller_batch():
+    model = network()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, batch(256), budget="50%", time_limit=0.2)
+    first = step.plan.budget_bytes
+    rows = 2  # parameters are most of what they take: half of it is too little
+    assert same(left_behind(model, step, batch(rows)), left_behind(twin, loss, batch(rows)))
+    assert step.plan.budget_bytes == first > step.plan.plain.peak_bytes
+
+
+def test_hooks_that_come_and_go_later_run():
+    model, x = network(), batch()
+    twin = copy.deepcopy(model)
+    step = lowtide.fit(loss, model, x, budget="100%", time_limit=0.2)
+    hooks = [one[2].register_forward_hook(lambda _, __, result: result * 2) for one in (model, twin)]
+    assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+    for hook in hooks:
+        hook.remove()
+    assert same(left_behind(model, step, x), left_behind(twin, loss, x))

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.errors import GraphBreakError, LowtideError, RunError
+from lowtide.execute.breaks.beside_loss import LossAlone, PlannedAlone, beside_loss
 from lowtide.execute.breaks.live import LiveGraph, LiveStep, live_step
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
@@ -34,6 +35,7 @@ from lowtide.trace.refusal import (
     refuse_graph_breaks,
     refuse_what_depends_on_values,
 )
+from lowtide.trace.step.boundary import silenced
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.step.leaves import leaves_of
 from lowtide.trace.step.sizes import has_numbers, has_symbols
@@ -178,18 +180,28 @@ def compile_planned(
             return _subgraph(module, subgraphs, remember)
         refuse_graph_breaks(module)
         refuse_what_depends_on_values(module)
-        leaves = leaves_of(module)
-
         alone = Family(lambda: None, shapes)
 
-        def compiled(
-            static: fx.GraphModule, leaves: Sequence[Leaf], family: Family = alone
+        def planned(
+            module: fx.GraphModule, inputs: Sequence[Any], kind: type[Planned] = Planned
         ) -> Callable[..., Any]:
-            return Planned(static, leaves, learned(), request, seen, rehearses, family)
+            leaves = leaves_of(module)
 
-        if has_symbols(module) or has_numbers(module):
-            return Remembering(module, leaves, compiled, (request, seen), remember, shapes)
-        return alive(module, leaves, inputs, (request, seen), lambda: compiled(module, leaves))
+            def compiled(
+                static: fx.GraphModule, leaves: Sequence[Leaf], family: Family = alone
+            ) -> Callable[..., Any]:
+                return kind(static, leaves, learned(), request, seen, rehearses, family)
+
+            purpose = request, seen, kind
+            if has_symbols(module) or has_numbers(module):
+                return Remembering(module, leaves, compiled, purpose, remember, shapes)
+            return alive(module, leaves, inputs, purpose, lambda: compiled(module, leaves))
+
+        beside = frozenset() if request.offload else beside_loss(module)
+        if beside:
+            quiet = planned(silenced(module, beside), inputs, PlannedAlone)
+            return LossAlone(module, beside, quiet, planned)
+        return planned(module, inputs)
     except LowtideError as error:
         raise_through(error)
 

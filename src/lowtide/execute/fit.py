@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from lowtide.errors import CaptureError, GraphBreakError, RunError
+from lowtide.errors import CaptureError, GraphBreakError, LowtideError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.family import Shapes
@@ -77,12 +77,11 @@ class Fitted:
             return self._in_parts(args, kwargs)
         try:
             return self._compiled(*args, **kwargs)
-        except TorchDynamoException as error:
-            if not self._branches.met:
-                raise
-            broken = translated(error)
+        except (TorchDynamoException, GraphBreakError) as error:
+            broken = error if isinstance(error, LowtideError) else translated(error)
         if not isinstance(broken, GraphBreakError):
-            self.function(*args, **kwargs)  # the way that it goes now ends in an error of the user's: this
+            if not isinstance(broken, TorchDynamoException):  # one of ours comes as both
+                self.function(*args, **kwargs)  # its way ends in an error of the user's: this
             raise broken
         if self._fullgraph:
             raise self._branches.told(broken)

@@ -26,6 +26,8 @@ class Budget:
 
     bytes: int | None = None
     share: float | None = None
+    at_least: int = 0
+    """What a share stands for at least: smaller shapes may take as much as larger ones before them."""
 
     @property
     def auto(self) -> bool:
@@ -37,7 +39,7 @@ class Budget:
         if self.bytes is not None:
             return self.bytes
         if self.share is not None:
-            return math.floor(plain_peak * self.share)
+            return max(self.at_least, math.floor(plain_peak * self.share))
         if free_bytes is None:
             raise PlanError("the budget `auto` asks the device what it has free, and there is none at hand")
         return free_bytes

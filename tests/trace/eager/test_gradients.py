@@ -100,3 +100,29 @@ def test_the_gradient_of_a_result_comes_in_as_the_result_lies():
         result.backward(result.detach().clone())
         found.append([p.grad.clone() for p in model.parameters()])
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+class Wide(nn.Module):
+    """What comes out is most of the memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)))
+        self.last = nn.Linear(32, 256)
+
+    def forward(self, x):
+        return self.last(self.layers(x)).tanh()
+
+
+def test_a_gradient_that_comes_in_counts_until_backward_ends():
+    torch.manual_seed(0)
+    model, x = Wide(), torch.randn(256, 32)
+    options = {"only": "recompute", "time_limit": 0.3, "cache": False}
+    with pytest.raises(InfeasibleError) as refused:
+        lowtide.fit(model, x, budget=1, **options)
+    step = lowtide.fit(model, x, budget=refused.value.smallest_budget, **options)
+    held = sum(t.untyped_storage().nbytes() for t in (*model.parameters(), x))
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        _, seen = watch_cpu(lambda _: (step(x) * 0.5).sum().backward())
+    assert seen.peak_bytes + held <= step.plan.budget_bytes

@@ -4,6 +4,7 @@ Takes the graphs as torch hands them over; gives functions that Programs run. ``
 ``subgraph`` is one, ``graph_plans`` has its plans, ``split`` parts one where torch cannot trace it,
 ``forward_record`` notes what is on the device meanwhile, and ``boundary`` has gradients pass as in eager;
 ``late`` has those that nobody expected. ``live`` plans the graphs of a function that nobody can rehearse.
+Of a step in one graph, ``beside_loss`` has the results that nobody differentiates.
 
-From outside: ``live``, ``subgraphs``.
+From outside: ``beside_loss``, ``live``, ``subgraphs``.
 """

@@ -116,12 +116,18 @@ class Subgraph(Planned):
         """Inputs whose gradient is a sum over several uses."""
         self.room = Room([])
         """The device that it runs on."""
+        self.interpreter: Interpreter | None = None
+        """What runs it."""
+        self.left = False
+        """Whether it runs as it is."""
         self.plans: GraphPlans | None = None
         """Those that it may run by, until the rehearsal ends."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         record = self.together.record
+        if self.left:
+            return self._as_it_is(*arguments)
         if record is None:
             return super().__call__(*arguments)
         if not record.listening:
@@ -146,6 +152,7 @@ class Subgraph(Planned):
             watch(interpreter)
 
         function = super().compiled(arguments, program, seen)
+        self.interpreter = made[-1] if made else None
         if self._aot is not None:
             self._several = self._aot.several
         return with_uses_apart(function, made[-1]) if made else function

@@ -22,6 +22,7 @@ from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
 from lowtide.execute.breaks.subgraph import Subgraph, Together
+from lowtide.execute.compile.aot import KeepsGraphError
 from lowtide.execute.memory.device import Room
 from lowtide.plan.make.share_budget import GraphCall, GraphPlan, least_plans, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
@@ -72,7 +73,7 @@ class Subgraphs:
         Nothing of it leaves a trace.
         """
         try:
-            record = self._recorded(run, modules, batch)
+            record = self._with_graphs_left(run, modules, batch)
             if record.calls:
                 self._planned(run, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
@@ -85,6 +86,27 @@ class Subgraphs:
             self.together.record = None
             for one in self.made:
                 one.let_go()
+
+    def _with_graphs_left(
+        self, run: Callable[[], Any], modules: Sequence[nn.Module], batch: Sequence[torch.Tensor]
+    ) -> ForwardRecord:
+        """The same; graphs whose backward the step differentiates, or runs again, are left as they are."""
+        while True:
+            try:
+                return self._recorded(run, modules, batch)
+            except KeepsGraphError as error:  # noqa: PERF203
+                found = [one for one in self.made if one.interpreter is error.interpreter]
+                if not found:
+                    raise
+                for one in found:
+                    one.left = True
+                    one.forget()
+                    self.made.remove(one)
+                    self.together.count -= 1
+                self.leave(
+                    "a graph whose backward is called inside of the step with create_graph or retain_graph "
+                    "runs as it is"
+                )
 
     def _recorded(
         self,

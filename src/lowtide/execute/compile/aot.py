@@ -40,7 +40,7 @@ from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
 
-__all__ = ["Aot", "Programs", "State", "Watch"]
+__all__ = ["Aot", "KeepsGraphError", "Programs", "State", "Watch"]
 
 Programs = Callable[[Joint], Program]
 Watch = Callable[[Interpreter], None]
@@ -97,7 +97,7 @@ class Aot:
             return _boxed(made[-1].forward)
 
         def backward(_: fx.GraphModule, __: Any) -> Callable[..., Any]:
-            return _boxed(_once(made[-1].backward))
+            return _boxed(_once(made[-1]))
 
         def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
@@ -183,21 +183,30 @@ def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], 
     return boxed(call)
 
 
-def _once(backward: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+class KeepsGraphError(RunError):
+    """A backward is to run again, or to be differentiated."""
+
+    interpreter: Interpreter | None = None
+    """What was to run it."""
+
+
+def _once(interpreter: Interpreter) -> Callable[[list[Any]], list[Any]]:
     """Backward, refused where the caller wants to come back for more: what it reads dies as it is read."""
 
     def call(arguments: list[Any]) -> list[Any]:
         if backward_keeps_graph() or _differentiated():
             arguments.clear()
             bring_back()
-            raise RunError(
+            refused = KeepsGraphError(
                 "retain_graph=True and create_graph=True are not possible in a step that Lowtide runs: "
                 "memory is given back while backward runs, and backward has no gradient of its own. Add the "
                 "losses up and call backward once, or call the compiled function once for each backward "
                 "(several losses from one call: add them up before backward, even where torch suggests "
                 "retain_graph=True); leave what needs second derivatives uncompiled"
             )
-        return backward(arguments)
+            refused.interpreter = interpreter
+            raise refused
+        return interpreter.backward(arguments)
 
     return call
 

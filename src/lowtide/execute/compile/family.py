@@ -75,6 +75,8 @@ class Shapes:
 
     plans: ShapePlans = dataclasses.field(default_factory=ShapePlans)
     alone: list[_Alone] = dataclasses.field(default_factory=list)
+    budget_bytes: int = 0
+    """The largest budget that a step with backward was planned for."""
     ways: Ways | None = None
     """How operators run with fused kernels, once that was measured for a shape."""
 

@@ -34,6 +34,7 @@ from lowtide.execute.tiling.plan_tiles import (
     loop_of,
     without_tiles,
 )
+from lowtide.graph import Phase
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
@@ -150,7 +151,7 @@ class Planned(FirstCall):
         made: list[Interpreter] = []
         bring_back()
         device = Room(arguments).device
-        self._request = self._request.on(device.type)
+        self._request = self._as_for_others(self._request.on(device.type))
         self._state = state_of(self._request.optimizer, device)
         state = self._state()
         self._planned_for = layout(state)
@@ -198,6 +199,12 @@ class Planned(FirstCall):
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
 
+    def _as_for_others(self, request: PlanRequest) -> PlanRequest:
+        """What is asked for: a share is no less than it was for other shapes of the function."""
+        if request.budget.share is None:
+            return request
+        return replace(request, budget=replace(request.budget, at_least=self.family.shapes.budget_bytes))
+
     def _measured_at_once(self, device: torch.device) -> bool:
         """Whether one run both shows that the step was captured as it runs and measures it.
 
@@ -244,6 +251,8 @@ class Planned(FirstCall):
             self._to_keep = None
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
+        if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):
+            self.family.shapes.budget_bytes = max(self.family.shapes.budget_bytes, plan.budget_bytes)
         if self._seen is not None:
             self._seen(plan)
 

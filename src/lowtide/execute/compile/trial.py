@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lowtide.execute.compile.bits import same_bits
-from lowtide.torch_internals import storage_id
+from lowtide.torch_internals import autocast_disabled, storage_id
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["TrialOutcome", "no_trace", "stepped", "untouched"]
@@ -49,9 +49,10 @@ def stepped(
         if outputs and wanted:
             like = dict(zip(joint.tangents_of, (joint.values[t] for t in joint.tangents), strict=False))
             incoming = [_incoming(output, like.get(k)) for output, k in outputs]
-            found = torch.autograd.grad(
-                [r for r, _ in outputs], [a for a, _ in wanted], incoming, allow_unused=True
-            )
+            with autocast_disabled():  # as where backward is called behind a step under autocast
+                found = torch.autograd.grad(
+                    [r for r, _ in outputs], [a for a, _ in wanted], incoming, allow_unused=True
+                )
         if not kept:
             return TrialOutcome([], [], [])
         return TrialOutcome(

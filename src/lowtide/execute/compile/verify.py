@@ -1,11 +1,12 @@
 """The first step of a plan, compared with eager PyTorch.
 
 Without tiles all bits must be the same. Where eager PyTorch itself gives other bits each time, as kernels
-with atomic additions do, and in tiles, which add up in another order, values may differ as much as rounding
-makes eager differ from itself. To see that, it is run again, in tiles on arguments whose last bits, those of
-the shortest type that the step computes with, are changed at random. That also tells how much a gradient may
-differ that is zero in exact arithmetic and is made of rounding alone, such as that of the bias of keys in
-attention. What differs more is held against float64: it may be eager that rounds more.
+with atomic additions do, where an operator in place writes a part of a tensor, and in tiles, which add up in
+another order, values may differ as much as rounding makes eager differ from itself. To see that, it is run
+again, in tiles on arguments whose last bits, those of the shortest type that the step computes with, are
+changed at random. That also tells how much a gradient may differ that is zero in exact arithmetic and is made
+of rounding alone, such as that of the bias of keys in attention. What differs more is held against float64:
+it may be eager that rounds more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.gradients import is_dense
+from lowtide.trace.eager.in_place_calls import operator_in_place
 from lowtide.trace.step.checkpoints import without_checkpoints
 from lowtide.trace.step.joint import Joint, Leaf
 
@@ -59,7 +62,7 @@ class Verification:
         if not different:
             return
         fused = any(op.body is not None for op in self.joint.graph.ops)
-        tiled = fused or bool(self.plan.decisions.tiles)
+        tiled = fused or bool(self.plan.decisions.tiles) or self._writes_parts()
         spread = self._spread(eager, changed=tiled)
         largest = max((_size(value) for _, value in eager.gradients), default=0.0)
         exact: list[tuple[str, torch.Tensor | None]] | None = None
@@ -116,6 +119,14 @@ class Verification:
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
         return None
+
+    def _writes_parts(self) -> bool:
+        """Whether an operator in place writes a part of a tensor: on a dense copy it may round otherwise."""
+        return any(
+            operator_in_place(call.target) is not None and not is_dense(value.shape, value.stride())
+            for call, op in zip(self.joint.calls, self.joint.graph.ops, strict=True)
+            for value in [self.joint.values[t] for t in op.inputs[:1]]
+        )
 
     def _coarsest(self) -> float:
         """A rounding of the shortest type that the step computes with, as under autocast."""

@@ -5,6 +5,9 @@
 - It gives up on a function that it has compiled eight times, and compiles one anew for every value of a
   module's Python counter. Here it goes on, and counters may count.
 - It gives up at a logger, ``print`` or ``warnings.warn``. Here they speak behind the graph (``logs.py``).
+- It takes no notice of hooks of modules that are registered or removed later. Here it compiles anew.
+- It refuses an LSTM where it is read, and may leave out the whole function around. Here a graph ends where
+  one is called.
 - It ends a graph where Python asks whether a tensor is true. Here it goes on where that is known before the
   step runs (``trace/branches``).
 - It tells libraries that they are compiled, which then take other ways than in eager. Here they take those of
@@ -22,12 +25,15 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 from lowtide.dynamo_internals import (
     compile_context,
     current_translator,
     function_handlers,
     inner_backend,
+    module_variable,
+    refuse_module,
 )
 from lowtide.torch_internals import TensorVariable, dynamo_config, part_of_compiler, set_part_of_compiler
 from lowtide.trace.branches.branches import follow_branches
@@ -43,11 +49,17 @@ _METHODS = ("method_addcmul_", "method_addcdiv_")
 _FUNCTIONS = (torch.addcdiv,)
 _COMPILER = 5
 """Where the backend is among the arguments of what compiles a frame."""
+_RECURRENT = {"allow_rnn": True} if hasattr(dynamo_config, "allow_rnn") else {}
+"""With these an LSTM may be read."""
+_COMPUTING = ("forward", "flatten_parameters")
+"""Methods of an LSTM that run kernels of its own."""
 _SETTINGS = {
     "recompile_limit": 1024,
     "accumulated_recompile_limit": 1024,
     "allow_unspec_int_on_nn_module": True,
     "reorderable_logging_functions": SPEAKING,
+    "skip_nnmodule_hook_guards": False,
+    **_RECURRENT,
 }
 
 
@@ -76,7 +88,7 @@ def adapt_dynamo() -> None:
     context = compile_context()
     if not hasattr(context.__init__, _MARK):
         context.__init__ = lowtides(warned_once(context.__init__, _ours))
-    for variable, name, change in changes():
+    for variable, name, change in (*changes(), *_recurrent_changes()):
         method = getattr(variable, name)
         if not hasattr(method, _MARK):
             setattr(variable, name, lowtides(change(method, _ours)))
@@ -101,6 +113,34 @@ def _twin(function: FunctionType | Callable[..., Any]) -> FunctionType:
     twin = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
+
+
+def _recurrent_changes() -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
+    """Methods of what stands for a module in Dynamo that end the graph at an LSTM, a GRU or an RNN."""
+
+    def call(method: Callable[..., Any], ours: Callable[[Any], bool]) -> Callable[..., Any]:
+        def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            _refuse_recurrent(self, tx, ours)
+            return method(self, tx, *args, **kwargs)
+
+        return call_function
+
+    def call_by_name(method: Callable[..., Any], ours: Callable[[Any], bool]) -> Callable[..., Any]:
+        def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            if name in _COMPUTING:
+                _refuse_recurrent(self, tx, ours)
+            return method(self, tx, name, *args, **kwargs)
+
+        return call_method
+
+    return (module_variable(), "call_function", call), (module_variable(), "call_method", call_by_name)
+
+
+def _refuse_recurrent(variable: Any, tx: Any, ours: Callable[[Any], bool]) -> None:
+    """End the graph as torch does where such a module is read."""
+    if isinstance(variable.value, nn.RNNBase) and ours(tx.output.compiler_fn):
+        with dynamo_config.patch(dict.fromkeys(_RECURRENT, False)):
+            refuse_module(tx, variable)
 
 
 def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:

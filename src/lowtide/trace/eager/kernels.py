@@ -94,6 +94,8 @@ _TARGETS: dict[Any, Any] = {
     torch.ops.aten.rrelu_with_noise_functional.default: torch.ops.lowtide.rrelu.default,
 }
 
+_BACKWARD = {"backward_pass_autocast": "off"} if hasattr(functorch_config, "backward_pass_autocast") else {}
+"""Backward is called outside of autocast, whatever is around forward."""
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _LOCK = threading.RLock()
 
@@ -110,7 +112,7 @@ def eager_kernels(layouts: Layouts | None = None, *, symbolic: bool = False) -> 
     with (
         _LOCK,
         inductor_config.patch(fallback_random=True),
-        functorch_config.patch(donated_buffer=False, guess_tangent_strides_as_outputs=True),
+        functorch_config.patch(donated_buffer=False, guess_tangent_strides_as_outputs=True, **_BACKWARD),
         InPlaceCalls(layouts or Layouts()),
         cast_once(),
     ):

@@ -137,7 +137,7 @@ def read_symbolic(
         leaf = leaves[place] if place < len(leaves) else Leaf(node.name, Role.INPUT)
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
-        builder.add_leaf(node, node.name, Role.INPUT if again else Role.GRADIENT)
+        builder.add_leaf(node, node.name, Role.INPUT if again or _is_held(node) else Role.GRADIENT)
     for node in nodes:
         if node.op == "get_attr":
             builder.add_constant(node, getattr(module, str(node.target), None))
@@ -191,6 +191,14 @@ def forward_nodes(nodes: Sequence[fx.Node], num_outputs: int, *, again: bool = F
 def _is_tangent(node: fx.Node) -> bool:
     """Whether a node is the incoming gradient of a result."""
     return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def _is_held(tangent: fx.Node) -> bool:
+    """Whether an incoming gradient counts throughout: autograd holds it until the backward of the step ends.
+
+    One number, the gradient of a loss, is left to the plan.
+    """
+    return bool(tangent.meta["val"].dim())
 
 
 def _result_of(tangent: fx.Node) -> int | None:
