@@ -104,3 +104,17 @@ def test_nothing_is_measured_without_tensor_cores(monkeypatch):
     monkeypatch.setattr(timed_calls.CallTimer, "_seconds", None)
     module, inputs = captured(loss_of, Language(), torch.randint(0, 997, (8, 32)))
     assert padding.faster_padded(module, inputs, learned(), 5.0) == frozenset()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_vocabulary_of_odd_size_is_padded_on_tensor_cores():
+    def head(x, weight, labels):
+        return functional.cross_entropy(functional.linear(x, weight).float(), labels)
+
+    x = torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(50257, 512, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    labels = torch.randint(0, 50257, (4096,), device="cuda")
+    module, inputs = captured(head, x, weight, labels)
+    chosen = padding.faster_padded(module, inputs, learned(), 10.0)
+    assert chosen == {Product(512, 50257, torch.bfloat16)}
