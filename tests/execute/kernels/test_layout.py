@@ -63,6 +63,20 @@ def test_times_are_kept(convolutions, monkeypatch):
     assert not [call for call in timed if call.node.target is torch.conv2d]
 
 
+@pytest.mark.parametrize("first", [0.0, 5.0])
+def test_what_is_found_once_stays(first, convolutions, monkeypatch):
+    """However much could be measured in time: a plan that was made holds."""
+    module, inputs = convolutions
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(layout, "_GAIN", -1e9)
+    chosen = layout.in_faster_layout(module, inputs, learned(), first) is not module
+    assert chosen is (first > 0)
+    assert (layout.in_faster_layout(module, inputs, learned(), 5.0) is not module) is chosen
+    monkeypatch.setattr(timed_calls, "_TAKEN", {})  # in another process
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", None if chosen else lambda *_: 1.0)
+    assert layout.in_faster_layout(module, inputs, learned(), 5.0) is not module
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_other_shapes_have_the_layout_of_the_first(faster, monkeypatch):
     """Timing takes memory beside the step, which a user who trains has not."""

@@ -7,6 +7,7 @@ operands. Times are kept in the cache of costs.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import fx
 
 from lowtide.execute.kernels.timed_calls import CallTimer, TimedCall
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
-from lowtide.trace.groups.functions import Values, values_of
+from lowtide.trace.groups.functions import values_of
 from lowtide.trace.groups.padded import Product, in_padded, products
 
 __all__ = ["faster_padded", "padded"]
@@ -46,8 +47,9 @@ def faster_padded(
     found: dict[Product, bool] = {}
     for node, product in products(before).items():
         if product not in found:
-            old, new = _seconds([node], before, timed), _seconds(changed[1][node], after, timed)
-            found[product] = old is not None and new is not None and new < (1 - _GAIN) * old
+            old = Counter([TimedCall(node, before)])
+            new = Counter(TimedCall(piece, after) for piece in changed[1][node])
+            found[product] = timed.faster(old, new, _GAIN, whole=True)
     timed.save()
     return frozenset(product for product, faster in found.items() if faster)
 
@@ -58,9 +60,3 @@ def padded(
     """The function with products padded that are known to be faster so."""
     changed = in_padded(module, fake_arguments(layouts.mode(), arguments), chosen) if chosen else None
     return module if changed is None else changed[0]
-
-
-def _seconds(nodes: Sequence[fx.Node], values: Values, timed: CallTimer) -> float | None:
-    """What some operators take together; None where that is not known."""
-    taken = [timed(TimedCall(node, values)) for node in nodes]
-    return None if None in taken else sum(one for one in taken if one is not None)

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from lowtide.trace.groups.functions import Values
 __all__ = ["CallTimer", "TimedCall", "calls_of"]
 
 _HALF = (torch.bfloat16, torch.float16)
+_TAKEN: dict[tuple[Path, str], list[float]] = {}
+"""What both of two ways took that were compared in this process."""
 
 
 class TimedCall:
@@ -107,6 +110,38 @@ class CallTimer:
                 with contextlib.suppress(Exception):  # as where it writes over a parameter, or memory ends
                     self._known[call] = self._seconds(call)
         return self._known[call]
+
+    def faster(
+        self, old: Counter[TimedCall], new: Counter[TimedCall], gain: float, *, whole: bool = False
+    ) -> bool:
+        """Whether the new calls take less than the old ones, by this share.
+
+        Calls that cannot be timed, or not in time, do not count; or nothing is faster, where the ``whole``
+        must be known. A plan is for one of the two: what is found once stays, in this process, and where all
+        was measured in the next ones.
+        """
+        names = [call.signature for calls in (old, new) for call in calls.elements()]
+        key = f"ways/{hashlib.sha256(repr(names).encode()).hexdigest()[:24]}"
+        here = self._cache.path, key
+        if here not in _TAKEN:
+            kept = [self._cache.get(f"{key}.{name}") for name in ("old", "new")]
+            taken = [cost.seconds.value for cost in kept if cost is not None and cost.seconds is not None]
+            _TAKEN[here] = taken if len(taken) == len(kept) else self._compared(key, old, new, whole)
+        before, after = _TAKEN[here]
+        return after < (1 - gain) * before
+
+    def _compared(
+        self, key: str, old: Counter[TimedCall], new: Counter[TimedCall], whole: bool
+    ) -> list[float]:
+        unknown = any(self(call) is None for call in (*old, *new))
+        taken = [0.0 if unknown and whole else self._together(calls) for calls in (old, new)]
+        for name, seconds in zip(("old", "new"), taken, strict=True):
+            if not unknown:
+                self._cache.add(f"{key}.{name}", Cost(seconds=Figure(seconds, Origin.MEASURED)))
+        return taken
+
+    def _together(self, calls: Counter[TimedCall]) -> float:
+        return sum(count * (self(call) or 0.0) for call, count in calls.items())
 
     def save(self) -> None:
         """Keep what was measured for the next time, where it can be kept."""
