@@ -59,6 +59,8 @@ def measured(step: Callable[..., Any], model: Any, batch: Any) -> dict[str, Any]
         if cuda
         else watch_cpu(lambda _: once())[1].peak_bytes + sum(leaves.values())
     )
+    torch.manual_seed(0)  # dropout draws the same masks in every way
+    once()
     gradients = [p.grad.detach().float().cpu() for p in model.parameters()]
     model.zero_grad(set_to_none=True)
     return {
