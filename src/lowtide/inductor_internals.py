@@ -5,8 +5,10 @@ As ``torch_internals`` for the rest of torch. Inductor takes seconds to import: 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torch import fx
@@ -14,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowtide.torch_internals import FakeTensorMode, TracingContext, tracing
 
-__all__ = ["compile_kernels", "without_records"]
+__all__ = ["compile_kernels", "kernel_compiler", "without_records"]
 
 _SETTINGS = {
     "comprehensive_padding": False,  # strides at the border of a group are those of the step
@@ -46,6 +48,18 @@ def compile_kernels(body: fx.GraphModule, mode: FakeTensorMode) -> Callable[[lis
         pieces = make_fx(body, decomposition_table=table)(*values)
         compiled: Callable[[list[Any]], Sequence[Any]] = compile_fx.compile_fx_inner(pieces, values)
     return compiled
+
+
+def kernel_compiler(kind: str) -> str | None:
+    """What compiles kernels for a kind of device, in words; None where it is missing. Seen in 2.11, 2.13."""
+    if kind != "cpu":
+        found = find_spec("triton") is not None
+        return f"Triton {getattr(import_module('triton'), '__version__', '')}".strip() if found else None
+    try:
+        compiler: str = import_module("torch._inductor.cpp_builder").get_cpp_compiler()
+    except Exception:  # Inductor has an error of its own for it
+        return None
+    return shutil.which(compiler)
 
 
 def without_records(compiled: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

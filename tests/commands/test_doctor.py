@@ -51,6 +51,15 @@ def test_it_says_what_is_here(measured):
         assert said in text
 
 
+@pytest.mark.parametrize("compiler", ["/usr/bin/g++", None])
+def test_it_says_what_compiles_kernels(compiler, measured, monkeypatch):
+    monkeypatch.setattr("lowtide.execute.kernels.compiler.kernel_compiler", lambda kind: compiler)
+    view = json.loads(doctor("--json", "--device", "cpu"))
+    assert view["kernels"]["cpu"] == compiler
+    assert any("C++ compiler" in one for one in view["missing"]) is (compiler is None)
+    assert f"cpu: {compiler or 'no compiler'}" in doctor("--device", "cpu")
+
+
 def test_the_device_is_measured_once_unless_asked_again(measured):
     doctor("--device", "cpu")
     assert json.loads(doctor("--json", "--device", "cpu"))["device"]["bytes_per_second"] == 1e9

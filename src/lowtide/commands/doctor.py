@@ -39,6 +39,7 @@ def doctor(device: str | None, measure: bool, as_json: bool) -> None:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "torch": None,
+        "kernels": {},
         "graphviz": _graphviz(),
         "cache": {"folder": str(cache_folder()), "writable": _writable(cache_folder())},
         "device": None,
@@ -55,6 +56,12 @@ def doctor(device: str | None, measure: bool, as_json: bool) -> None:
             raise
         view["missing"].append(f"PyTorch, to capture and measure steps: {INSTALL_TORCH} ({error.__cause__})")
     else:
+        from lowtide.execute.kernels.compiler import MISSING, kernel_compiler
+
+        view["kernels"] = {
+            kind: kernel_compiler(kind) for kind in ("cpu", *(("cuda",) if view["torch"]["gpus"] else ()))
+        }
+        view["missing"] += [MISSING[kind] for kind, found in view["kernels"].items() if found is None]
         found, problem = _device(device or best_device(), measure)
         view["device"] = msgspec.to_builtins(found)
         view["missing"] += [problem] if problem else []
@@ -109,6 +116,8 @@ def _lines(view: dict[str, Any]) -> Iterator[str]:
             yield f"  GPU         {gpu['name']}, {format_bytes(gpu['memory_bytes'])}"
         if not torch["gpus"]:
             yield "  GPU         none that torch can use"
+    for kind, compiler in view["kernels"].items():
+        yield f"  kernels     {kind}: {compiler or 'no compiler'}"
     yield f"  Graphviz    {view['graphviz'] or 'missing'}"
     unusable = "" if view["cache"]["writable"] else " (cannot be written)"
     yield f"  cache       {view['cache']['folder']}{unusable}"

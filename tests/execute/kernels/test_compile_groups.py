@@ -83,6 +83,16 @@ def test_a_group_that_cannot_be_compiled_is_named_and_runs_all_the_same(monkeypa
         torch.testing.assert_close(one, other)
 
 
+def test_without_a_compiler_eager_kernels_are_taken(monkeypatch):
+    monkeypatch.setattr("lowtide.execute.kernels.compiler.kernel_compiler", lambda kind: None)
+    model, x = case()
+    with pytest.warns(UserWarning, match="eager kernels are taken.*a C\\+\\+ compiler"):
+        step = fitted(model, x)
+    assert all(op.body is None for op in step.plan.graph.ops)
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_operators_leave_no_larger_piece_of_memory_behind_than_the_capture_says(monkeypatch):
     """PyTorch's mean squared error leaves one number where all squares were."""
 

@@ -22,6 +22,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import refuse_distributed_tensors
 from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
+from lowtide.execute.kernels.compiler import can_compile
 from lowtide.execute.kernels.ways import in_faster_ways
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -81,6 +82,8 @@ class FirstCall(ABC):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The function, captured again until what it gives is what the capture says."""
         refuse_distributed_tensors(arguments)
+        if self._fused and not can_compile(arguments):
+            self.run_eagerly()
         for _ in range(_CAPTURES):
             witness, self._aot = Witness(self.layouts), None
             ready = self.make(arguments, witness)
@@ -94,6 +97,10 @@ class FirstCall(ABC):
             f"a result lies in memory otherwise than torch says while it traces: {witness.about}. The step "
             "cannot be captured as it runs; report this with your version of torch and the line that it is in"
         )
+
+    def run_eagerly(self) -> None:
+        """Take the kernels of eager PyTorch: no others can be had."""
+        self._fused = False
 
     @abstractmethod
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:

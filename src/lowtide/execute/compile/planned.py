@@ -146,6 +146,11 @@ class Planned(FirstCall):
         super().let_go()
         self._planner = None
 
+    def run_eagerly(self) -> None:
+        """The same, and plan for them."""
+        super().run_eagerly()
+        self._request = replace(self._request, kernels="eager")
+
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []

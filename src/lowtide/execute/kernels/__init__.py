@@ -2,6 +2,7 @@
 
 Takes a captured step; ``compile_groups`` compiles each distinct group once, with Inductor. Before a step is
 captured, ``ways`` chooses how its operators run: ``layout`` for convolutions, ``padding`` for products.
+``compiler`` says whether there is one at all.
 
-From outside: ``compile_groups``, ``ways``.
+From outside: ``compile_groups``, ``compiler``, ``ways``.
 """
