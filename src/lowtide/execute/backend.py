@@ -61,8 +61,8 @@ def backend(
     """What ``torch.compile`` calls with a captured function.
 
     ``options``: ``budget`` with ``only``, ``cost``, ``time_limit``, ``seed``, ``cache``, ``kernels``,
-    ``offload``, ``optimizer`` and ``bucket`` for a plan, or ``program``, the name of a Program; ``remember``,
-    for how many shapes a plan is kept.
+    ``exact``, ``offload``, ``optimizer`` and ``bucket`` for a plan, or ``program``, the name of a Program;
+    ``remember``, for how many shapes a plan is kept.
     """
     asked = options or {}
     try:
@@ -77,7 +77,18 @@ def backend(
 lowtides(backend)
 adapt_dynamo()
 
-_OF_PLANS = ("only", "offload", "optimizer", "cost", "time_limit", "seed", "cache", "kernels", "bucket")
+_OF_PLANS = (
+    "only",
+    "offload",
+    "optimizer",
+    "cost",
+    "time_limit",
+    "seed",
+    "cache",
+    "kernels",
+    "exact",
+    "bucket",
+)
 
 
 def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanRequest, int, Bucket]:

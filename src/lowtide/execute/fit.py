@@ -248,6 +248,7 @@ def fit(
     examples: Sequence[Sequence[Any]] = (),
     bucket: int | Sequence[int] | None = None,
     kernels: str = "eager",
+    exact: bool = True,
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -259,7 +260,7 @@ def fit(
 
     ``only`` says what a plan may do: ``recompute``, ``offload`` and ``tile``, with commas. By default it
     recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits; with
-    fused kernels also where tiles are faster.
+    fused kernels, or unless results must be ``exact``, also where tiles are faster: they round otherwise.
 
     ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
     with a comma. The state of the ``optimizer`` counts as part of the step.
@@ -295,6 +296,7 @@ def fit(
         offload=offload,
         optimizer=optimizer,
         kernels=kernels,
+        exact=exact,
     )
     check_optimizer(request.optimizer, request.offload)
     ends, more = parse_bucket(bucket), _examples(examples)

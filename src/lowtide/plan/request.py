@@ -76,10 +76,12 @@ class PlanRequest:
     auto: bool = False
     """Whether methods are chosen here: those that keep all bits, and tiles where nothing else fits.
 
-    With fused kernels, tiles also where they are faster.
+    With fused kernels, or where bits may differ, tiles also where they are faster.
     """
     kernels: str = "eager"
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
+    exact: bool = True
+    """Whether results must be those of eager PyTorch bit for bit wherever a plan can have them so."""
     smallest_seconds: float = 0.0
     """How long to look for the smallest budget once a plan is found."""
 
@@ -128,7 +130,7 @@ class PlanRequest:
 
         They change bits, as fused kernels do.
         """
-        return self.tiles and (self.kernels == "fused" or not self.auto)
+        return self.tiles and (self.kernels == "fused" or not self.auto or not self.exact)
 
 
 @dataclass(frozen=True, slots=True)

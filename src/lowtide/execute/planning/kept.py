@@ -50,7 +50,7 @@ class Kept:
         self._asked = repr((request.budget, request.limits.time_limit, request.limits.seed, free))
         self._seconds = repr(request.limits.time_limit)
         self._step = [
-            repr((request.methods, request.auto, request.cost)),
+            repr((request.methods, request.tiles_compete, request.auto, request.cost)),
             repr(sorted(able)),
             environment(kind).key,
             str(outside),
