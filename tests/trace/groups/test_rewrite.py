@@ -134,6 +134,20 @@ def test_sums_over_layers_are_not_computed_from_all_of_them():
     assert max(map(len, full)) <= 5, "a gradient, its sum, and what is computed again from three"
 
 
+def test_pieces_lie_in_memory_as_the_operator_does():
+    """A logarithm of softmax is contiguous, whatever it reads."""
+
+    def turned(model, x):
+        scores = F.log_softmax(model(x).transpose(1, 2), -1)
+        return scores.view(4, 6, 2, 8).square().mean()
+
+    torch.manual_seed(0)
+    model, x = nn.Conv1d(3, 16, 1), torch.randn(4, 3, 6)
+    expected = left(turned, model, x)
+    for one, other in zip(expected, left(fitted(turned, model, x), model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_equal_layers_have_equal_groups(graph):
     gates = [op.body for op in graph.ops if op.body and any(one.kind == "aten.silu" for one in op.body.ops)]
     assert len(gates) == 6

@@ -57,7 +57,10 @@ def _replace(graph: fx.Graph, node: fx.Node, pieces: Callable[..., Any]) -> None
         args = list(given)
         for k, tensor in zip(places, tensors, strict=True):
             args[k] = tensor
-        return pieces(*args)
+        results, whole = pieces(*args), node.meta["val"]
+        if isinstance(results, torch.Tensor):
+            return _laid_out(results, whole)
+        return tuple(map(_laid_out, results, whole))
 
     with mode:
         traced = make_fx(called)(*values)
@@ -81,6 +84,17 @@ def _replace(graph: fx.Graph, node: fx.Node, pieces: Callable[..., Any]) -> None
                 user.replace_all_uses_with(copies[results[user.args[1]]])
             graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _laid_out(result: Any, like: Any) -> Any:
+    """What pieces give, as the operator lays it out: they follow the layout of what they read."""
+    if result is None or not any(
+        size > 1 and result.stride(axis) != like.stride(axis) for axis, size in enumerate(result.shape)
+    ):
+        return result
+    order = sorted(range(result.dim()), key=lambda axis: -like.stride(axis))
+    back = sorted(range(result.dim()), key=order.__getitem__)
+    return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 ABOUT = frozenset({"partitioner_tag", "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr"})
