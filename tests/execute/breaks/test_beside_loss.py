@@ -13,12 +13,6 @@ import lowtide
 from lowtide.cost.watch import watch_cpu
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    torch._dynamo.reset()
-
-
 def scoring(*more):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), *more, nn.Linear(32, 256))
