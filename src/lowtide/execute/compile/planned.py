@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +14,11 @@ from torch import fx
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.compile.family import Family
-from lowtide.execute.compile.first_call import FirstCall
+from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
-from lowtide.execute.memory.out_of_memory import while_measuring
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.step_costs import costs_of, device_of
@@ -34,7 +32,7 @@ from lowtide.execute.tiling.plan_tiles import (
     loop_of,
     without_tiles,
 )
-from lowtide.graph import Phase
+from lowtide.graph import Graph, Phase
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
@@ -44,6 +42,7 @@ from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.step.split_convolutions import can_split
 from lowtide.units import format_seconds
 
 __all__ = ["Planned", "Rehearsal", "Rehearsed"]
@@ -63,42 +62,6 @@ class Rehearsal:
     now: bool = False
     verify: bool = False
     """Whether that is compared with eager PyTorch."""
-
-
-class _Differs(Exception):  # noqa: N818  it is captured again
-    """Ends the planning of a step that was not captured as it runs."""
-
-
-class _Run:
-    """Runs a step once, without a trace; raises _Differs where it was not captured as it runs."""
-
-    def __init__(
-        self,
-        step: FirstCall,
-        function: Callable[..., Any],
-        interpreter: Interpreter,
-        arguments: Sequence[Any],
-        witness: Witness,
-    ) -> None:
-        self._step, self._function, self._interpreter = step, function, interpreter
-        self._arguments, self._witness = arguments, witness
-        self.ran = False
-
-    def __call__(self, marker: Marker | None = None) -> None:
-        """Run it, with a marker that measures it."""
-        self._interpreter.marker, self.ran = marker, True
-        try:
-            same = self._step.rehearsed(self._function, self._interpreter, self._arguments, self._witness)
-        except Exception as error:
-            told = while_measuring(error, Room(self._arguments).device)
-            if told is None:
-                raise
-            traceback.clear_frames(error.__traceback__)
-            raise told from error
-        finally:
-            self._interpreter.marker = None
-        if not same:
-            raise _Differs
 
 
 class Planned(FirstCall):
@@ -129,6 +92,8 @@ class Planned(FirstCall):
         """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
+        self._whole: tuple[InfeasibleError, Graph] | None = None
+        """Why the step does not fit with convolutions as they are, while it is made ready with split ones."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -144,9 +109,30 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner = None
+        self._planner, self._whole, self._split = None, None, False
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function as it was planned; with split convolutions where nothing fits without."""
+        if self._whole is None:
+            try:
+                return self._as_planned(arguments, witness)
+            except InfeasibleError as error:
+                joint = None if self._planner is None else self._planner.joint
+                if joint is None or not can_split(call.target for call in joint.calls):
+                    raise
+                self._whole = error.with_traceback(None), joint.graph
+        refused, _ = self._whole
+        self._aot, self._split, asked = None, True, self._request
+        shorter = asked.within(time_shares.SPLIT * asked.limits.time_limit)
+        self._request = replace(shorter, budget=Budget(bytes=refused.budget))  # a share is one of the first
+        try:
+            return self._as_planned(arguments, witness)
+        except InfeasibleError as error:
+            raise _smaller(refused, error) from None
+        finally:
+            self._request = asked
+
+    def _as_planned(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []
         bring_back()
@@ -159,7 +145,8 @@ class Planned(FirstCall):
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
-        run = _Run(self, measuring, made[0], arguments, witness)
+        self._refuse_the_same(joint)
+        run = MeasuringRun(self, measuring, made[0], arguments, witness)
         pinned = _pinned(joint, arguments, state)
         tiles_alone = self._request.tiles and not self._fits
 
@@ -178,7 +165,7 @@ class Planned(FirstCall):
             plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
             if self._fits and not run.ran:
                 run()
-        except _Differs:
+        except Differs:
             return None
         for attempt in range(_PLANS):
             if attempt:
@@ -198,6 +185,11 @@ class Planned(FirstCall):
             seen = self._fits and loop_of(plan.program) is None
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
+
+    def _refuse_the_same(self, joint: Joint) -> None:
+        """Raise what was said of a step, where none of its convolutions is split."""
+        if self._whole is not None and self._whole[1] == joint.graph:
+            raise self._whole[0]
 
     def _as_for_others(self, request: PlanRequest) -> PlanRequest:
         """What is asked for: a share is no less than it was for other shapes of the function."""
@@ -382,6 +374,15 @@ class Planned(FirstCall):
             return found or store_all(joint.graph)
 
         return program
+
+
+def _smaller(whole: InfeasibleError, split: InfeasibleError) -> InfeasibleError:
+    """The one of two refusals of a step that names the smaller budget; with split convolutions or not."""
+    if whole is split or whole.smallest_budget <= split.smallest_budget:
+        return whole
+    split.args = (f"{split}\nall that with the backward of convolutions in two calls each",)
+    split.floor, split.proven = min(whole.floor, split.floor), whole.proven and split.proven
+    return split
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
