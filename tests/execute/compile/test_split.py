@@ -10,6 +10,7 @@ import lowtide
 from lowtide.errors import InfeasibleError
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.compile import planned
+from lowtide.execute.planning import plan_step
 from lowtide.plan.program.simple import store_all
 
 from ..small import loss_of
@@ -51,6 +52,10 @@ def test_a_step_fits_that_does_not_with_whole_convolutions(monkeypatch):
     assert "convolutions run their backward in two calls each" in plan.explain()
     assert plan.budget_bytes == pytest.approx(budget, rel=1e-3)
     assert plan.predicted.peak_bytes <= plan.budget_bytes < whole.smallest_budget
+    with monkeypatch.context() as patched:
+        patched.setattr(plan_step, "make_plan", None)  # nothing is searched for a second time
+        torch._dynamo.reset()
+        assert lowtide.fit(loss_of, model, x, budget=share, only="recompute").plan == plan
     found = compare(model, (x,), loss_of, lambda _: plan.program, in_place=False, repeats=0)
     assert found.program == plan.program
     assert found.bitwise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.plan.result.infeasible import smaller_refusal
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
@@ -94,6 +96,8 @@ class Planned(FirstCall):
         """What plans the step, while it is made ready."""
         self._whole: tuple[InfeasibleError, Graph] | None = None
         """Why the step does not fit with convolutions as they are, while it is made ready with split ones."""
+        self._whole_kept: Kept | None = None
+        """Where plans for it are kept, while it is made ready."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -109,7 +113,7 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner, self._whole, self._split = None, None, False
+        self._planner, self._whole, self._whole_kept, self._split = None, None, None, False
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned; with split convolutions where nothing fits without."""
@@ -128,7 +132,7 @@ class Planned(FirstCall):
         try:
             return self._as_planned(arguments, witness)
         except InfeasibleError as error:
-            raise _smaller(refused, error) from None
+            raise smaller_refusal(refused, error) from None
         finally:
             self._request = asked
 
@@ -145,9 +149,9 @@ class Planned(FirstCall):
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
-        self._refuse_the_same(joint)
         run = MeasuringRun(self, measuring, made[0], arguments, witness)
         pinned = _pinned(joint, arguments, state)
+        self._refuse_as_before(joint, self._kept(joint, room, arguments, state, pinned))
         tiles_alone = self._request.tiles and not self._fits
 
         def planned(again: Joint) -> Program:
@@ -186,9 +190,14 @@ class Planned(FirstCall):
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
 
-    def _refuse_the_same(self, joint: Joint) -> None:
-        """Raise what was said of a step, where none of its convolutions is split."""
-        if self._whole is not None and self._whole[1] == joint.graph:
+    def _refuse_as_before(self, joint: Joint, kept: Kept) -> None:
+        """Raise an InfeasibleError where it is known: no convolution is split, or before all had to be."""
+        if self._whole is None:
+            self._whole_kept = kept
+            if (split := kept.load_split()) is not None:
+                said, budget = "nothing fits with whole convolutions", split.budget_bytes
+                raise InfeasibleError(said, budget=budget, smallest_budget=sys.maxsize, floor=0)
+        elif self._whole[1] == joint.graph:
             raise self._whole[0]
 
     def _as_for_others(self, request: PlanRequest) -> PlanRequest:
@@ -241,6 +250,8 @@ class Planned(FirstCall):
             kept, tiled = self._to_keep
             kept.store(tiled)
             self._to_keep = None
+        if self._whole is not None and self._whole_kept is not None:
+            self._whole_kept.store_split(plan)
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
         if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):
@@ -374,15 +385,6 @@ class Planned(FirstCall):
             return found or store_all(joint.graph)
 
         return program
-
-
-def _smaller(whole: InfeasibleError, split: InfeasibleError) -> InfeasibleError:
-    """The one of two refusals of a step that names the smaller budget; with split convolutions or not."""
-    if whole is split or whole.smallest_budget <= split.smallest_budget:
-        return whole
-    split.args = (f"{split}\nall that with the backward of convolutions in two calls each",)
-    split.floor, split.proven = min(whole.floor, split.floor), whole.proven and split.proven
-    return split
 
 
 def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
