@@ -1,6 +1,7 @@
 """Convolutions whose backward runs in two calls, where a step fits no other way."""
 
 import platform
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,12 @@ from torch import nn
 import lowtide
 from lowtide.errors import InfeasibleError
 from lowtide.execute.compare.compare import compare
+from lowtide.execute.compare.tiles import plain_tiles
 from lowtide.execute.compile import planned
 from lowtide.execute.planning import plan_step
+from lowtide.graph import Rect
 from lowtide.plan.program.simple import store_all
+from lowtide.trace.step.capture import capture
 
 from ..small import loss_of
 
@@ -67,6 +71,15 @@ def test_convolutions_stay_whole_where_the_step_fits():
     plan = lowtide.fit(loss_of, model, x, budget="100%", only="recompute").plan
     assert not two_calls(plan.graph)
     assert "two calls" not in plan.explain()
+
+
+def test_the_bodies_of_tiles_are_split_too():
+    model, x = network()
+    joint = capture(loss_of, model, x).joint
+    boxes = [Rect((k, 0, 0, 0), (k + 1, 8, 64, 64)) for k in range(2)]
+    for split in (False, True):
+        program, _ = plain_tiles(replace(joint, split=split), boxes)
+        assert [bool(two_calls(body.graph)) for body in program.bodies] == [split]
 
 
 def test_a_refusal_is_the_first_one_where_none_can_be_split(monkeypatch):
