@@ -108,6 +108,7 @@ TORCH_IN = (
     "cost/record.py",
     "cost/normalize.py",
     "cost/short.py",
+    "cost/split.py",
     "cost/watch.py",
 )
 

@@ -41,7 +41,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
 # The base class of what watches operators below autograd. Seen in 2.11, 2.13, 2.14.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 # The tensors in nested arguments and results. Seen in 2.11, 2.13, 2.14.
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -106,6 +106,7 @@ __all__ = [
     "last_sequence_number",
     "meta_of_grouped_product",
     "min_cut_partition",
+    "modes_disabled",
     "overload_name",
     "part_of_compiler",
     "reinterpret",
@@ -323,6 +324,12 @@ def free_weak_storage(weak: int) -> None:
 def autocast_disabled() -> AbstractContextManager[Any]:
     """Inside, autocast casts nothing. Seen in 2.11, 2.13, 2.14."""
     return torch._C._DisableAutocast()
+
+
+def modes_disabled() -> AbstractContextManager[Any]:
+    """Inside, tensors are real ones, also while torch traces. Seen in 2.11, 2.13."""
+    found: AbstractContextManager[Any] = _disable_current_modes()
+    return found
 
 
 def last_sequence_number() -> int:

@@ -23,6 +23,9 @@ TILES_AT_LEAST = 0.38
 WHOLE_AND_TILES = 0.95
 """For both together: what has begun may take a little longer."""
 
+SPLIT = 0.5
+"""All of that once more with split convolutions, where nothing fits: most of what is measured is known."""
+
 # The search for tiles: ways to cut are tried quickly, the best is planned again.
 TILE_PROBE = 0.1
 """Of the time that is left, for one way to cut: the best of them gets the rest."""

@@ -39,6 +39,7 @@ from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses_apart
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
+from lowtide.trace.step.split_convolutions import split_convolutions
 
 __all__ = ["Aot", "KeepsGraphError", "Programs", "State", "Watch"]
 
@@ -68,6 +69,8 @@ class Aot:
         self.module, self.inputs = module, inputs
         self.fused = False
         """Whether operators run in groups, as compiled kernels."""
+        self.split = False
+        """Whether the backward of convolutions runs in two calls each."""
         self.joint: Joint | None = joint
         """What was traced, once it was compiled for the first time."""
         self.before = self._traced = before
@@ -128,14 +131,17 @@ class Aot:
     def _joint(
         self, module: fx.GraphModule, num_outputs: int, marks: str | None, apart: Sequence[int] = ()
     ) -> Joint:
+        if self.split:
+            split_convolutions(module)
         if not self.fused:
-            return read_joint(as_eager(module), num_outputs, self._leaves, marks, apart=apart)
+            joint = read_joint(as_eager(module), num_outputs, self._leaves, marks, apart=apart)
+            return replace(joint, split=self.split)
         operators = read_joint(as_eager(_copy(module)), num_outputs, self._leaves, marks, apart=apart)
         decompose(module)
         module = in_groups(as_eager(module), num_outputs)
         joint = read_joint(module, num_outputs, self._leaves, marks, apart=apart)
         kernels = compile_groups(joint)
-        return replace(joint, ungrouped=replace(operators, kernels=kernels))
+        return replace(joint, ungrouped=replace(operators, kernels=kernels, split=self.split))
 
     def _apart(self, joint: fx.GraphModule, num_outputs: int) -> list[int]:
         """Have backward return gradients of uses, as the boundary says; which inputs they are for."""

@@ -137,7 +137,7 @@ class Family:
 
     def agrees(self, aot: Aot | None) -> None:
         """A capture is as it runs."""
-        if aot is not None and aot.before is None and not aot.fused:
+        if aot is not None and aot.before is None and not aot.fused and not aot.split:
             self.shapes.add(aot)
 
     def differs(self, aot: Aot | None) -> None:
@@ -154,20 +154,21 @@ class Family:
         boundary: Boundary | None = None,
         *,
         fused: bool = False,
+        split: bool = False,
     ) -> Aot:
         """The function for the shapes of these arguments, traced with symbols where that is possible.
 
         One of several graphs, which has a ``boundary``, is traced by itself, and so is one whose operators
-        are ``fused``.
+        are ``fused``, or whose convolutions are ``split``.
         """
-        for symbolic in () if boundary is not None or fused else (*self._symbolic, None):
+        for symbolic in () if boundary is not None or fused or split else (*self._symbolic, None):
             symbolic = symbolic or self._trace(module, leaves, arguments, known)
             if symbolic is not None:
                 with suppress(NotConcrete):
                     return symbolic.at(module, leaves, arguments, known)
         mode = known.mode()
         alone = Aot(module, leaves, fake_arguments(mode, arguments), mode, boundary=boundary)
-        alone.fused = fused
+        alone.fused, alone.split = fused, split
         return alone
 
     def _trace(

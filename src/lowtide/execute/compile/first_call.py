@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.collector import collector_paused
+from lowtide.cost.watch import Marker
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
@@ -24,7 +25,8 @@ from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.kernels.compiler import can_compile
 from lowtide.execute.kernels.ways import in_faster_ways
-from lowtide.execute.memory.out_of_memory import ran_out
+from lowtide.execute.memory.device import Room
+from lowtide.execute.memory.out_of_memory import ran_out, while_measuring
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.execute.runtime.witness import Witness
@@ -34,7 +36,7 @@ from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.boundary import Boundary
 from lowtide.trace.step.joint import Leaf
 
-__all__ = ["FirstCall", "Unplanned"]
+__all__ = ["Differs", "FirstCall", "MeasuringRun", "Unplanned"]
 
 _CAPTURES = 8
 """A function is captured so many times at most: what is learned shows what else is to be learned."""
@@ -56,6 +58,8 @@ class FirstCall(ABC):
         self._state: State = tuple
         self._fused = False
         """Whether operators run in groups, as compiled kernels."""
+        self._split = False
+        """Whether the backward of convolutions runs in two calls each."""
         self._layout_seconds = 2.0
         """To measure which layout of convolutions is faster then."""
         self._laid_out: fx.GraphModule | None = None
@@ -110,9 +114,8 @@ class FirstCall(ABC):
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
             module = self._as_laid_out(arguments)
-            self._aot = self.family.aot(
-                module, self.leaves, arguments, self.layouts, self.boundary, fused=self._fused
-            )
+            how = {"fused": self._fused, "split": self._split}
+            self._aot = self.family.aot(module, self.leaves, arguments, self.layouts, self.boundary, **how)
         with collector_paused() if self._ran_before else contextlib.nullcontext():
             return self._aot.compiled(program, watch, self._state)
 
@@ -189,9 +192,15 @@ class Unplanned(FirstCall):
         try:
             ready = self.compiled(arguments, self._program, made.append)
         except PlanError:  # a program that is given may be of the step as it really runs: not known yet
-            if self._as_captured(arguments, witness):
+            if not self._as_captured(arguments, witness):
+                return None
+            if self._split:
                 raise
-            return None
+            self._aot, self._split = None, True  # or of one whose convolutions are split
+            with contextlib.suppress(PlanError):
+                return self.make(arguments, witness)
+            self._split = False
+            raise
         if made and not self.rehearsed(ready, made[-1], arguments, witness):
             return None
         if made and self._watch is not None:
@@ -213,3 +222,39 @@ class Unplanned(FirstCall):
         before = witness.learned
         cut_as_it_runs(joint, program, arguments, witness, self._state())
         return witness.learned == before
+
+
+class Differs(Exception):  # noqa: N818  it is captured again
+    """Ends the planning of a step that was not captured as it runs."""
+
+
+class MeasuringRun:
+    """Runs a step once, without a trace; raises Differs where it was not captured as it runs."""
+
+    def __init__(
+        self,
+        step: FirstCall,
+        function: Callable[..., Any],
+        interpreter: Interpreter,
+        arguments: Sequence[Any],
+        witness: Witness,
+    ) -> None:
+        self._step, self._function, self._interpreter = step, function, interpreter
+        self._arguments, self._witness = arguments, witness
+        self.ran = False
+
+    def __call__(self, marker: Marker | None = None) -> None:
+        """Run it, with a marker that measures it."""
+        self._interpreter.marker, self.ran = marker, True
+        try:
+            same = self._step.rehearsed(self._function, self._interpreter, self._arguments, self._witness)
+        except Exception as error:
+            told = while_measuring(error, Room(self._arguments).device)
+            if told is None:
+                raise
+            traceback.clear_frames(error.__traceback__)
+            raise told from error
+        finally:
+            self._interpreter.marker = None
+        if not same:
+            raise Differs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import time
-import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +15,11 @@ from torch import fx
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.compile.family import Family
-from lowtide.execute.compile.first_call import FirstCall
+from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
-from lowtide.execute.memory.out_of_memory import while_measuring
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.step_costs import costs_of, device_of
@@ -34,16 +33,18 @@ from lowtide.execute.tiling.plan_tiles import (
     loop_of,
     without_tiles,
 )
-from lowtide.graph import Phase
+from lowtide.graph import Graph, Phase
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.plan.result.infeasible import smaller_refusal
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.step.split_convolutions import can_split
 from lowtide.units import format_seconds
 
 __all__ = ["Planned", "Rehearsal", "Rehearsed"]
@@ -63,42 +64,6 @@ class Rehearsal:
     now: bool = False
     verify: bool = False
     """Whether that is compared with eager PyTorch."""
-
-
-class _Differs(Exception):  # noqa: N818  it is captured again
-    """Ends the planning of a step that was not captured as it runs."""
-
-
-class _Run:
-    """Runs a step once, without a trace; raises _Differs where it was not captured as it runs."""
-
-    def __init__(
-        self,
-        step: FirstCall,
-        function: Callable[..., Any],
-        interpreter: Interpreter,
-        arguments: Sequence[Any],
-        witness: Witness,
-    ) -> None:
-        self._step, self._function, self._interpreter = step, function, interpreter
-        self._arguments, self._witness = arguments, witness
-        self.ran = False
-
-    def __call__(self, marker: Marker | None = None) -> None:
-        """Run it, with a marker that measures it."""
-        self._interpreter.marker, self.ran = marker, True
-        try:
-            same = self._step.rehearsed(self._function, self._interpreter, self._arguments, self._witness)
-        except Exception as error:
-            told = while_measuring(error, Room(self._arguments).device)
-            if told is None:
-                raise
-            traceback.clear_frames(error.__traceback__)
-            raise told from error
-        finally:
-            self._interpreter.marker = None
-        if not same:
-            raise _Differs
 
 
 class Planned(FirstCall):
@@ -129,6 +94,10 @@ class Planned(FirstCall):
         """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
+        self._whole: tuple[InfeasibleError, Graph] | None = None
+        """Why the step does not fit with convolutions as they are, while it is made ready with split ones."""
+        self._whole_kept: Kept | None = None
+        """Where plans for it are kept, while it is made ready."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -144,7 +113,7 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner = None
+        self._planner, self._whole, self._whole_kept, self._split = None, None, None, False
 
     def run_eagerly(self) -> None:
         """The same, and plan for them."""
@@ -152,6 +121,27 @@ class Planned(FirstCall):
         self._request = replace(self._request, kernels="eager")
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function as it was planned; with split convolutions where nothing fits without."""
+        if self._whole is None:
+            try:
+                return self._as_planned(arguments, witness)
+            except InfeasibleError as error:
+                joint = None if self._planner is None else self._planner.joint
+                if joint is None or not can_split(call.target for call in joint.calls):
+                    raise
+                self._whole = error.with_traceback(None), joint.graph
+        refused, _ = self._whole
+        self._aot, self._split, asked = None, True, self._request
+        shorter = asked.within(time_shares.SPLIT * asked.limits.time_limit)
+        self._request = replace(shorter, budget=Budget(bytes=refused.budget))  # a share is one of the first
+        try:
+            return self._as_planned(arguments, witness)
+        except InfeasibleError as error:
+            raise smaller_refusal(refused, error) from None
+        finally:
+            self._request = asked
+
+    def _as_planned(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []
         bring_back()
@@ -164,8 +154,9 @@ class Planned(FirstCall):
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
-        run = _Run(self, measuring, made[0], arguments, witness)
+        run = MeasuringRun(self, measuring, made[0], arguments, witness)
         pinned = _pinned(joint, arguments, state)
+        self._refuse_as_before(joint, self._kept(joint, room, arguments, state, pinned))
         tiles_alone = self._request.tiles and not self._fits
 
         def planned(again: Joint) -> Program:
@@ -183,7 +174,7 @@ class Planned(FirstCall):
             plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
             if self._fits and not run.ran:
                 run()
-        except _Differs:
+        except Differs:
             return None
         for attempt in range(_PLANS):
             if attempt:
@@ -203,6 +194,16 @@ class Planned(FirstCall):
             seen = self._fits and loop_of(plan.program) is None
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
         return ready if same else None
+
+    def _refuse_as_before(self, joint: Joint, kept: Kept) -> None:
+        """Raise an InfeasibleError where it is known: no convolution is split, or before all had to be."""
+        if self._whole is None:
+            self._whole_kept = kept
+            if (split := kept.load_split()) is not None:
+                said, budget = "nothing fits with whole convolutions", split.budget_bytes
+                raise InfeasibleError(said, budget=budget, smallest_budget=sys.maxsize, floor=0)
+        elif self._whole[1] == joint.graph:
+            raise self._whole[0]
 
     def _as_for_others(self, request: PlanRequest) -> PlanRequest:
         """What is asked for: a share is no less than it was for other shapes of the function."""
@@ -254,6 +255,8 @@ class Planned(FirstCall):
             kept, tiled = self._to_keep
             kept.store(tiled)
             self._to_keep = None
+        if self._whole is not None and self._whole_kept is not None:
+            self._whole_kept.store_split(plan)
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
         if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):

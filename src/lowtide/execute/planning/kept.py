@@ -84,6 +84,11 @@ class Kept:
         """The file of the plan with the smallest peak that was found first."""
         return self._name("first", self._seconds)
 
+    @cached_property
+    def split_name(self) -> str:
+        """The file of the plan with split convolutions."""
+        return self._name("split", self._asked)
+
     def load(self) -> Plan | None:
         """The plan, or None where there is none, or where it is damaged, not valid, or for something else."""
         plan = self._read(self.name) if self.wanted else None
@@ -91,6 +96,15 @@ class Kept:
             if plan is not None and self._asked_for(plan) and self._fits(plan):
                 return plan
         return None
+
+    def load_split(self) -> Plan | None:
+        """The plan of the step with split convolutions, where nothing was found for whole ones."""
+        return self._read(self.split_name) if self.wanted else None
+
+    def store_split(self, plan: Plan) -> None:
+        """Keep such a plan for the step with whole ones."""
+        if self.wanted and not plan.disturbed:
+            self._write(self.split_name, plan)
 
     def smallest(self, error: InfeasibleError) -> Plan:
         """The plan with the smallest peak, where it keeps the budget; else the error, which has that plan.

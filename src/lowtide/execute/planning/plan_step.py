@@ -67,7 +67,7 @@ class StepPlanner:
 
         Plans for ``others`` shapes of the step make it quick: one of them is taken over.
         """
-        self._joint, self._room, self._pinned = joint, room, pinned
+        self.joint, self._room, self._pinned = joint, room, pinned
         self._graph = with_state(joint.graph, state)
         self._planned, self._settled = others.planned, others.settled(self._graph)
         self._device = device_of(joint.graph)
@@ -102,7 +102,7 @@ class StepPlanner:
         if self._relatives:
             self._expected = self._taken_over(request, room)
             return None if self._expected is None else self._expected.program
-        graph, limit = self._joint.graph, None
+        graph, limit = self.joint.graph, None
         if self._planned:
             plain = plain_peak(self._graph, Costs(()), program=self._plain) + room.outside_bytes
             limit = request.budget.resolve(plain, room.free_bytes)
@@ -209,7 +209,7 @@ class StepPlanner:
 
     def _costs(self, run: Callable[[Marker], object] | None, request: PlanRequest) -> Costs:
         """What operators take; of a step that has run with other shapes, workspaces alone are measured."""
-        graph = self._joint.graph
+        graph = self.joint.graph
         limit = min(MEASURING, time_shares.MEASURING * request.limits.time_limit)
         limit = 0.0 if self._relatives else limit
         costs = costs_of(graph, self._targets, self._device, run, request.cost, limit)
@@ -220,7 +220,7 @@ class StepPlanner:
 
     def _asked(self, request: PlanRequest) -> PlanRequest:
         """The request; a share is one of a training step, evaluation keeps nothing for backward as it is."""
-        trains = any(op.phase is not Phase.FORWARD for op in self._joint.graph.ops)
+        trains = any(op.phase is not Phase.FORWARD for op in self.joint.graph.ops)
         evaluates = request.budget.share is not None and not trains
         return replace(request, budget=Budget(share=1.0)) if evaluates else request
 

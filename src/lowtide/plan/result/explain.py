@@ -39,6 +39,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"to the host; {d.in_place} operators in place"
     )
     yield from _tiles(plan)
+    if any(map(_splits, (graph, *(body.graph for body in plan.program.bodies)))):
+        yield "split      convolutions run their backward in two calls each: no plan was found without"
     if plan.disturbed:
         yield f"costs      {plan.disturbed} operators were measured while the machine was busy: plan again"
     if plan.interrupted:
@@ -86,6 +88,11 @@ def _tiles(plan: Plan) -> Iterator[str]:
             yield from _inside(plan.program.bodies[line.tiles[0].body])
     if plan.no_tiles:
         yield f"tiles      none: {plan.no_tiles}"
+
+
+def _splits(graph: Graph) -> bool:
+    """Whether the gradient of a convolution's input is an operator of its own."""
+    return any(op.kind == "aten.convolution" and op.phase is Phase.BACKWARD for op in graph.ops)
 
 
 def _inside(body: Body) -> Iterator[str]:

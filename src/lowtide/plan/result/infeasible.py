@@ -16,7 +16,7 @@ from lowtide.plan.result.plan import HoldsFor, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 
-__all__ = ["explained"]
+__all__ = ["explained", "smaller_refusal"]
 
 _ROWS = 8
 
@@ -67,3 +67,12 @@ def explained(
         proven=error.proven,
         holds_for=holds_for.value,
     )
+
+
+def smaller_refusal(whole: InfeasibleError, split: InfeasibleError) -> InfeasibleError:
+    """The one of two refusals of a step, with whole and with split convolutions, with the smaller budget."""
+    if whole is split or whole.smallest_budget <= split.smallest_budget:
+        return whole
+    split.args = (f"{split}\nall that with the backward of convolutions in two calls each",)
+    split.floor, split.proven = min(whole.floor, split.floor), whole.proven and split.proven
+    return split

@@ -62,6 +62,8 @@ class Joint:
     """The same step operator by operator, where its operators run in groups; tiles are cut from it."""
     kernels: dict[bytes, Any] | None = None
     """Compiled kernels by their group, where tiles of this step, and what is around them, run in groups."""
+    split: bool = False
+    """Whether the backward of its convolutions, and of those of its tiles, runs in two calls each."""
     looks: Callable[[int], Layout] | None = None
     """How a strided tensor lies in memory, where that is known without its value."""
 

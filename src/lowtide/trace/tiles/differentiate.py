@@ -22,6 +22,7 @@ from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
+from lowtide.trace.step.split_convolutions import split_convolutions
 from lowtide.trace.tiles.record import recorded
 
 __all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated", "summed"]
@@ -70,6 +71,8 @@ class Forward:
     """The mode of its tensors, where it calls modules that have some; one of its own by default."""
     fused: bool = False
     """Whether its operators, and those of its backward, run in groups."""
+    split: bool = False
+    """Whether the backward of its convolutions runs in two calls each."""
 
 
 def differentiated(forward: Forward, change: Change | None = None, *, again: bool = False) -> Joint:
@@ -82,8 +85,11 @@ def differentiated(forward: Forward, change: Change | None = None, *, again: boo
     def partition(joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         more = change(joint, num_fwd_outputs) if change is not None else []
         count = _for_backward_alone(joint, num_fwd_outputs) if again else num_fwd_outputs
+        if forward.split:
+            split_convolutions(joint)
         module = _as_it_runs(joint, count, fused=forward.fused, again=again)
-        raise _Found(read_joint(module, count, [*forward.leaves, *more], again=again))
+        read = read_joint(module, count, [*forward.leaves, *more], again=again)
+        raise _Found(replace(read, split=forward.split))
 
     def refused(*_: Any) -> Any:
         raise CaptureError("a part of the loss depends on nothing that has a gradient")

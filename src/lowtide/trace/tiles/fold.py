@@ -138,7 +138,7 @@ class Fold(ABC):
         leaves = [Leaf(old.graph.tensors[t].label, old.graph.tensors[t].role) for t in inputs]
         mode = getattr(old.values[inputs[0]], "fake_mode", None)
         layouts, fused = layouts_of(old.values), old.kernels is not None
-        forward = Forward(self.graph, examples, leaves, layouts, root, mode, fused)
+        forward = Forward(self.graph, examples, leaves, layouts, root, mode, fused, old.split)
 
         def changed(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
             copy_gradients(joint, num_outputs, [kept.get(t) for t in inputs])

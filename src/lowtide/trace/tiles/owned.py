@@ -83,7 +83,7 @@ def _reaches(tiling: Tiling, leaf: int, boxes: Sequence[Rect]) -> list[Rect]:
     """
 
     def make(forward: Forward, _: Change) -> Joint:
-        return differentiated(replace(forward, fused=False))
+        return differentiated(replace(forward, fused=False, split=False))
 
     whole = Rect.of_shape(tiling.axes)
     tile = tiling.tile(whole, {}, make, "reach", (leaf,))

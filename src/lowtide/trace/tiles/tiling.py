@@ -282,7 +282,8 @@ class Tiling:
         if half == "forward":
             places = ()
         fused = self.joint.kernels is not None
-        forward = Forward(target, examples, leaves, layouts_of(self.joint.values), fused=fused)
+        layouts, split = layouts_of(self.joint.values), self.joint.split
+        forward = Forward(target, examples, leaves, layouts, fused=fused, split=split)
         if key not in known and half == "forward":
             known[key] = evaluated(forward)
         elif key not in known:
