@@ -24,7 +24,7 @@ from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.interpreter import Interpreter
-from lowtide.execute.runtime.parameter_offload import bring_back, may_leave
+from lowtide.execute.runtime.parameter_offload import bring_back, pinned_leaves
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import (
     cut_as_it_runs,
@@ -155,7 +155,7 @@ class Planned(FirstCall):
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
         run = MeasuringRun(self, measuring, made[0], arguments, witness)
-        pinned = _pinned(joint, arguments, state)
+        pinned = pinned_leaves(joint, arguments, state)
         self._refuse_as_before(joint, self._kept(joint, room, arguments, state, pinned))
         tiles_alone = self._request.tiles and not self._fits
 
@@ -383,20 +383,10 @@ class Planned(FirstCall):
         """The Program to measure with."""
 
         def program(joint: Joint) -> Program:
-            others, pinned = self.family.plans.others(arguments), _pinned(joint, arguments, state)
+            others, pinned = self.family.plans.others(arguments), pinned_leaves(joint, arguments, state)
             self._planner = StepPlanner(joint, room, state=state, pinned=pinned, others=others)
             found = self._planner.to_measure(self._shorter())
             self._fits = found is not None
             return found or store_all(joint.graph)
 
         return program
-
-
-def _pinned(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
-    """Leaves whose memory cannot be given back: it is not theirs alone."""
-    size = len(joint.graph.tensors)
-    if len(joint.inputs) != len(arguments):
-        return list(range(size))
-    places = [*joint.inputs, *range(size, size + len(state))]
-    able = may_leave([*arguments, *state])
-    return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]

@@ -17,8 +17,9 @@ from torch import nn
 
 from lowtide.execute.runtime.copies import Transfers
 from lowtide.torch_internals import DisableTorchFunctionSubclass, is_view, storage_id, version_of
+from lowtide.trace.step.joint import Joint
 
-__all__ = ["Guard", "Traveller", "bring_back", "everything_away", "guarded", "may_leave"]
+__all__ = ["Guard", "Traveller", "bring_back", "everything_away", "guarded", "may_leave", "pinned_leaves"]
 
 _AWAY: dict[int, Traveller] = {}
 """Everything that is away in this process, by the tensor's identity."""
@@ -39,6 +40,16 @@ def _plain(value: Any) -> bool:
     storage = value.untyped_storage()
     whole = 0 < storage.nbytes() == value.numel() * value.element_size()
     return whole and storage.resizable() and (value.is_cuda or not storage.is_shared())
+
+
+def pinned_leaves(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
+    """Leaves whose memory cannot be given back: it is not theirs alone."""
+    size = len(joint.graph.tensors)
+    if len(joint.inputs) != len(arguments):
+        return list(range(size))
+    places = [*joint.inputs, *range(size, size + len(state))]
+    able = may_leave([*arguments, *state])
+    return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]
 
 
 class Traveller:
