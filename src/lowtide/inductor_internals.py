@@ -57,7 +57,7 @@ def kernel_compiler(kind: str) -> str | None:
         return f"Triton {getattr(import_module('triton'), '__version__', '')}".strip() if found else None
     try:
         compiler: str = import_module("torch._inductor.cpp_builder").get_cpp_compiler()
-    except Exception:  # Inductor has an error of its own for it
+    except (RuntimeError, OSError):  # of the first, Inductor has a kind of its own
         return None
     return shutil.which(compiler)
 

@@ -11,7 +11,8 @@ MEASURING = 0.5
 """Calling operators again to measure them, where their costs are not known: a search needs the rest."""
 
 LAYOUT = 0.25
-"""Timing convolutions in both layouts, with fused kernels: a few distinct ones are most of a step."""
+"""Timing convolutions in both layouts, with fused kernels, and as much for padded products: a few distinct
+ones are most of a step."""
 
 # A step that may be cut into tiles: a plan without tiles, then tiles.
 WHOLE = 0.45

@@ -88,6 +88,19 @@ def test_a_refusal_is_the_first_one_where_none_can_be_split(monkeypatch):
     assert "in two calls" not in str(error)
 
 
+def test_a_kept_plan_that_does_not_hold_any_more_is_not_what_a_refusal_is_about(monkeypatch):
+    model, x = network()
+    with monkeypatch.context() as patched:
+        patched.setattr(planned, "can_split", lambda targets: False)
+        budget = refused(model, x).smallest_budget - 1
+    lowtide.fit(loss_of, model, x, budget=budget, only="recompute")
+    monkeypatch.setattr("lowtide.trace.step.split_convolutions.same_when_split", lambda arguments: False)
+    torch._dynamo.reset()
+    error = refused(model, x, budget)
+    assert error.smallest_budget == budget + 1
+    assert str(error).startswith("no plan fits")
+
+
 def test_a_program_of_neither_form_is_refused():
     model, x = network()
     other = lowtide.capture(loss_of, nn.Sequential(*model[:3]), x).step.graph

@@ -100,6 +100,21 @@ def test_padding_counts(pads, chosen, monkeypatch):
     assert padding.faster_padded(module, inputs, learned(), 5.0) == chosen
 
 
+def test_a_product_that_cannot_be_padded_leaves_others_alone(monkeypatch):
+    """What the function returns must lie in memory as before."""
+
+    def both(model, ids):
+        return loss_of(model, ids), functional.linear(model.table.weight, torch.ones(5, 16))
+
+    def seconds(_, call):
+        return 0.1 if call.node.target is torch.constant_pad_nd or "1000" in repr(call.given) else 1.0
+
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", seconds)
+    monkeypatch.setattr(padding, "_DEVICE", "cpu")
+    module, inputs = captured(both, Language(), torch.randint(0, 997, (8, 32)))
+    assert padding.faster_padded(module, inputs, learned(), 5.0) == {HEAD}
+
+
 def test_nothing_is_measured_without_tensor_cores(monkeypatch):
     monkeypatch.setattr(timed_calls.CallTimer, "_seconds", None)
     module, inputs = captured(loss_of, Language(), torch.randint(0, 997, (8, 32)))

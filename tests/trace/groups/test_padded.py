@@ -28,7 +28,9 @@ def faked(function, *given):
 
 
 def changed(function, *given):
-    return in_padded(*faked(function, *given))
+    """The function with everything padded that can be."""
+    module, inputs = faked(function, *given)
+    return in_padded(module, inputs, set(products(values_of(module, inputs)).values()))
 
 
 @pytest.mark.parametrize(("inward", "outward"), [(16, 13), (11, 16), (11, 13)])
@@ -94,6 +96,18 @@ def test_a_weight_that_is_read_twice_is_padded_once():
 )
 def test_what_sees_the_rows_keeps_them(function):
     assert changed(function, *operands()) is None
+
+
+def test_a_weight_of_one_row_stays_as_it_is():
+    """Of a vector, ``linear`` gives no features."""
+
+    def scored(x, weight, bias, vector):
+        return head(x, weight, bias) + functional.linear(x, vector).float().mean()
+
+    module, inputs = faked(scored, *operands(11, 13), torch.randn(11).bfloat16())
+    (found,) = products(values_of(module, inputs)).values()
+    assert found == Product(11, 13, torch.bfloat16)
+    assert in_padded(module, inputs, [found]) is not None
 
 
 def test_parameters_of_modules_are_padded_too():

@@ -52,7 +52,15 @@ def compiled(module, counts, targets):
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_two_calls_give_the_bits_of_one_wherever_they_are_used(name):
+def test_two_calls_do_what_one_does(name, monkeypatch):
+    """On every machine; bit for bit where both are found to be the same, which is where they are used."""
+    same = []
+
+    def always(arguments):
+        same.append(split.same_when_split(arguments))
+        return True
+
+    monkeypatch.setattr("lowtide.trace.step.split_convolutions.same_when_split", always)
     module, shape = CONVOLUTIONS[name]
     torch.manual_seed(0)
     x = torch.randn(shape)
@@ -61,13 +69,13 @@ def test_two_calls_give_the_bits_of_one_wherever_they_are_used(name):
     counts, targets = [], []
     expected = step(module, x, module)
     got = step(module, x, compiled(module, counts, targets))
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    assert [a.stride() for a in got] == [b.stride() for b in expected]
+    torch.testing.assert_close(got, expected)
     parameters = [aten.convolution_backward.default] * any(p.requires_grad for p in module.parameters())
-    if counts == [0]:
-        pytest.skip("the kernels of this machine give other bits in two calls")
     assert counts == [1]
     assert targets == [aten.convolution.default, *parameters, aten.convolution.default]
+    if same == [True]:
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert [a.stride() for a in got] == [b.stride() for b in expected]
 
 
 def test_a_convolution_of_other_bits_stays_whole(monkeypatch):

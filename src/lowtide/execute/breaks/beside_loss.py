@@ -18,7 +18,6 @@ from torch import fx
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned
 from lowtide.execute.compile.trial import untouched
-from lowtide.execute.runtime.interpreter import Interpreter
 
 __all__ = ["LossAlone", "PlannedAlone", "beside_loss"]
 
@@ -42,14 +41,8 @@ class PlannedAlone(Planned):
 
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The function for the shapes of these arguments, run by a Program."""
-        made: list[Interpreter] = []
-
-        def seen(interpreter: Interpreter) -> None:
-            made.append(interpreter)
-            watch(interpreter)
-
-        function = super().compiled(arguments, program, seen)
-        if any(one.joint.graph.updated for one in made):
+        function = super().compiled(arguments, program, watch)
+        if any(one.joint.graph.updated for one in self.interpreters):
             raise _Updates
         return function
 

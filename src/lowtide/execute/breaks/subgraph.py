@@ -145,17 +145,11 @@ class Subgraph(Planned):
 
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The graph for the shapes of these arguments, run by a Program."""
-        made: list[Interpreter] = []
-
-        def seen(interpreter: Interpreter) -> None:
-            made.append(interpreter)
-            watch(interpreter)
-
-        function = super().compiled(arguments, program, seen)
-        self.interpreter = made[-1] if made else None
+        function = super().compiled(arguments, program, watch)
+        self.interpreter = self.interpreters[-1] if self.interpreters else None
         if self._aot is not None:
             self._several = self._aot.several
-        return with_uses_apart(function, made[-1]) if made else function
+        return function if self.interpreter is None else with_uses_apart(function, self.interpreter)
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""

@@ -64,6 +64,8 @@ class FirstCall(ABC):
         """To measure which layout of convolutions is faster then."""
         self._laid_out: fx.GraphModule | None = None
         """The function with the layout that was measured to be faster, once it was."""
+        self.interpreters: list[Interpreter] = []
+        """What the function was compiled for the last time runs by."""
         self.boundary: Boundary | None = None
         """That of one of several graphs of a step."""
         self._aot: Aot | None = None
@@ -116,8 +118,14 @@ class FirstCall(ABC):
             module = self._as_laid_out(arguments)
             how = {"fused": self._fused, "split": self._split}
             self._aot = self.family.aot(module, self.leaves, arguments, self.layouts, self.boundary, **how)
+        self.interpreters.clear()
+
+        def seen(interpreter: Interpreter) -> None:
+            self.interpreters.append(interpreter)
+            watch(interpreter)
+
         with collector_paused() if self._ran_before else contextlib.nullcontext():
-            return self._aot.compiled(program, watch, self._state)
+            return self._aot.compiled(program, seen, self._state)
 
     def _as_laid_out(self, arguments: Sequence[Any]) -> fx.GraphModule:
         """The function; with fused kernels, its convolutions and products in the faster of several ways."""

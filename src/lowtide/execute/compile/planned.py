@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
-from lowtide.plan.result.infeasible import smaller_refusal
+from lowtide.plan.result.infeasible import SplitBeforeError, smaller_refusal
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
@@ -98,6 +97,8 @@ class Planned(FirstCall):
         """Why the step does not fit with convolutions as they are, while it is made ready with split ones."""
         self._whole_kept: Kept | None = None
         """Where plans for it are kept, while it is made ready."""
+        self._split_before = True
+        """Whether to believe a kept plan that nothing fits with convolutions as they are."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -113,7 +114,8 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner, self._whole, self._whole_kept, self._split = None, None, None, False
+        self._planner, self._whole, self._whole_kept = None, None, None
+        self._split, self._split_before = False, True
 
     def run_eagerly(self) -> None:
         """The same, and plan for them."""
@@ -137,9 +139,12 @@ class Planned(FirstCall):
         try:
             return self._as_planned(arguments, witness)
         except InfeasibleError as error:
-            raise smaller_refusal(refused, error) from None
+            if not isinstance(refused, SplitBeforeError):
+                raise smaller_refusal(refused, error) from None
         finally:
             self._request = asked
+        self._whole, self._aot, self._split, self._split_before = None, None, False, False
+        return self.make(arguments, witness)  # what was kept does not hold any more
 
     def _as_planned(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
@@ -199,9 +204,8 @@ class Planned(FirstCall):
         """Raise an InfeasibleError where it is known: no convolution is split, or before all had to be."""
         if self._whole is None:
             self._whole_kept = kept
-            if (split := kept.load_split()) is not None:
-                said, budget = "nothing fits with whole convolutions", split.budget_bytes
-                raise InfeasibleError(said, budget=budget, smallest_budget=sys.maxsize, floor=0)
+            if self._split_before and (split := kept.load_split()) is not None:
+                raise SplitBeforeError(split.budget_bytes)
         elif self._whole[1] == joint.graph:
             raise self._whole[0]
 

@@ -2,7 +2,7 @@
 
 Each operator whose arguments lie in memory otherwise in one of the two ways is timed, forward and backward,
 with conversions among them; equal ones once. Nothing of the step itself runs. Times are kept in the cache of
-costs: the same step is laid out the same way the next time.
+costs: where all could be measured, the same step is laid out the same way the next time.
 """
 
 from __future__ import annotations

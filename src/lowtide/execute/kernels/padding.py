@@ -39,19 +39,20 @@ def faster_padded(
     if not fast:
         return frozenset()
     fakes = fake_arguments(layouts.mode(), arguments)
-    changed = in_padded(module, fakes)
-    if changed is None:
-        return frozenset()
-    before, after = values_of(module, fakes), values_of(changed[0], fakes)
+    before = values_of(module, fakes)
+    nodes = {product: node for node, product in products(before).items()}
     timed = CallTimer(fast[0], time.monotonic() + seconds)
-    found: dict[Product, bool] = {}
-    for node, product in products(before).items():
-        if product not in found:
+    chosen: set[Product] = set()
+    for product, node in nodes.items():
+        changed = in_padded(module, fakes, [product])
+        if changed is not None:
+            after = values_of(changed[0], fakes)
             old = Counter([TimedCall(node, before)])
             new = Counter(TimedCall(piece, after) for piece in changed[1][node])
-            found[product] = timed.faster(old, new, _GAIN, whole=True)
+            if timed.faster(old, new, _GAIN, whole=True):
+                chosen.add(product)
     timed.save()
-    return frozenset(product for product, faster in found.items() if faster)
+    return frozenset(chosen)
 
 
 def padded(

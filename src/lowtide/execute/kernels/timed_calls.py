@@ -51,7 +51,7 @@ class TimedCall:
     @property
     def signature(self) -> str:
         """Stands for it in the cache of costs."""
-        return f"layout.{self.name}/{hashlib.sha256(repr(self._key).encode()).hexdigest()[:24]}"
+        return f"call.{self.name}/{hashlib.sha256(repr(self._key).encode()).hexdigest()[:24]}"
 
     @property
     def large(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from lowtide.errors import InfeasibleError
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan import time_shares
@@ -16,7 +18,7 @@ from lowtide.plan.result.plan import HoldsFor, by_methods
 from lowtide.printable import printable
 from lowtide.units import format_bytes
 
-__all__ = ["explained", "smaller_refusal"]
+__all__ = ["SplitBeforeError", "explained", "smaller_refusal"]
 
 _ROWS = 8
 
@@ -69,10 +71,19 @@ def explained(
     )
 
 
+class SplitBeforeError(InfeasibleError):
+    """Nothing fits with whole convolutions, as a kept plan with split ones says; users never see it."""
+
+    def __init__(self, budget: int) -> None:
+        """``budget`` is that of the kept plan."""
+        said = "no plan was found with whole convolutions"
+        super().__init__(said, budget=budget, smallest_budget=sys.maxsize, floor=0)
+
+
 def smaller_refusal(whole: InfeasibleError, split: InfeasibleError) -> InfeasibleError:
     """The one of two refusals of a step, with whole and with split convolutions, with the smaller budget."""
     if whole is split or whole.smallest_budget <= split.smallest_budget:
         return whole
-    split.args = (f"{split}\nall that with the backward of convolutions in two calls each",)
+    split.args = (f"{split}\n(with the backward of convolutions in two calls each, which takes less memory)",)
     split.floor, split.proven = min(whole.floor, split.floor), whole.proven and split.proven
     return split

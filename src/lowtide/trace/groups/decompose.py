@@ -60,7 +60,7 @@ def _replace(graph: fx.Graph, node: fx.Node, pieces: Callable[..., Any]) -> None
         results, whole = pieces(*args), node.meta["val"]
         if isinstance(results, torch.Tensor):
             return _laid_out(results, whole)
-        return tuple(map(_laid_out, results, whole))
+        return tuple(_laid_out(one, like) for one, like in zip(results, whole, strict=True))
 
     with mode:
         traced = make_fx(called)(*values)

@@ -23,6 +23,8 @@ _ROW = 16
 """Bytes that rows are multiples of."""
 _ABOUT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What is known of where an operator comes from."""
+_MATRIX = 2
+"""Axes of a weight."""
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -42,23 +44,20 @@ class Product(NamedTuple):
 
 def products(values: Values) -> dict[fx.Node, Product]:
     """The linear layers of a function whose rows are not whole."""
-    found = {
-        node: Product(*_features(node, values), values[node].dtype)
-        for node in values
-        if node.target is functional.linear
-    }
-    known = {
-        node: one
-        for node, one in found.items()
-        if one.dtype in _TYPES and isinstance(one.inward, int) and isinstance(one.outward, int)
-    }
-    return {node: one for node, one in known.items() if any(one.missing)}
+    found: dict[fx.Node, Product] = {}
+    for node in values:
+        if node.target is not functional.linear or values[node].dtype not in _TYPES:
+            continue
+        shape = values[_weight(node)].shape
+        if len(shape) == _MATRIX and all(isinstance(size, int) for size in shape):
+            found[node] = Product(shape[1], shape[0], values[node].dtype)
+    return {node: one for node, one in found.items() if any(one.missing)}
 
 
 def in_padded(
-    module: fx.GraphModule, inputs: Sequence[Any], chosen: Collection[Product] | None = None
+    module: fx.GraphModule, inputs: Sequence[Any], chosen: Collection[Product]
 ) -> tuple[fx.GraphModule, dict[fx.Node, list[fx.Node]]] | None:
-    """The function with these products padded, or with all, and what each of them consists of then.
+    """The function with these products padded, and what each of them consists of then.
 
     None where there are none, or where the function may not be changed: what it returns, and what random
     operators read, must lie in memory as before. ``inputs`` are fake tensors.
@@ -67,7 +66,7 @@ def in_padded(
         return None
     with contextlib.suppress(Exception):  # such as a view that needs the user's layout
         before = values_of(module, inputs)
-        wanted = {node: one for node, one in products(before).items() if chosen is None or one in chosen}
+        wanted = {node: one for node, one in products(before).items() if one in chosen}
         if not wanted:
             return None
         changed, originals = copied(module)
@@ -80,9 +79,10 @@ def in_padded(
     return None
 
 
-def _features(node: fx.Node, values: Values) -> tuple[int, int]:
-    weight = values[node.args[1] if len(node.args) > 1 else node.kwargs["weight"]]  # type: ignore[index]
-    return weight.shape[-1], weight.shape[0] if weight.dim() > 1 else 1
+def _weight(node: fx.Node) -> fx.Node:
+    weight: Any = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
+    assert isinstance(weight, fx.Node)
+    return weight
 
 
 class _Padding:
