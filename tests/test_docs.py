@@ -129,9 +129,9 @@ def test_how_it_works_shows_what_its_script_prints(tmp_path, monkeypatch, capsys
     parts = re.split(r"^== (\w+) ==\n", text, flags=re.MULTILINE)
     printed = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert list(printed) == ["graph", "costs", "plan", "program", "run"]
-    same = ["graph", "program"]
-    if platform.machine() == "x86_64":  # workspaces and peaks are those of its libraries
-        same += ["costs", "run"]
+    same = ["graph"]
+    if platform.machine() == "x86_64":  # workspaces, and so plans and peaks, are those of its libraries
+        same += ["costs", "program", "run"]
     for title in same:
         assert f"```\n== {title} ==\n{printed[title].rstrip()}\n```" in page, title
 
@@ -147,4 +147,5 @@ def test_the_training_loop_runs_as_the_readme_says(tmp_path, monkeypatch, capsys
     printed = printed_by("training_loop", tmp_path, monkeypatch, capsys).splitlines()
     readme = (ROOT / "README.md").read_text()
     assert [line.split(":")[0] for line in printed[5:]] == ["step 0", "step 1", "step 2"]
-    assert printed[0].partition(";")[0] in readme
+    budget = printed[0].partition(";")[0]
+    assert budget in readme or (budget.startswith("budget ") and platform.machine() != "x86_64")
