@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--kernels", default="fused")
+    parser.add_argument("--graphs", default="off", help="a word of lowtide.fit: off or auto")
     parser.add_argument("--half-budget", action="store_true", help="torch.compile with its budget 0.5 too")
     parser.add_argument("steps", nargs="+", metavar="STEP[:BUDGET,...]")
     chosen = parser.parse_args()
@@ -142,7 +143,7 @@ def run(name: str, model: Any, batch: Any, loss_of: Any, budgets: list[str], cho
             try:
                 step = lowtide.fit(
                     loss_of, model, *batch, budget=budget, time_limit=chosen.time_limit, kernels=kernels,
-                    verify=False,
+                    verify=False, graphs=chosen.graphs,
                 )  # fmt: skip
             except lowtide.LowtideError as error:
                 yield f"| {name} | lowtide {kernels} | {budget} | {str(error).splitlines()[0]} | | | | | |"
@@ -151,7 +152,11 @@ def run(name: str, model: Any, batch: Any, loss_of: Any, budgets: list[str], cho
             told = f"{d.tiles} tiles, {d.recomputed} recomputed, {d.offloaded} offloaded; "
             told += f"{step.plan.method}, predicted {step.plan.predicted.peak_bytes / 2**20:,.0f} MiB, "
             told += f"{1e3 * step.plan.predicted.seconds:.1f} ms; fit {took:.0f} s"
-            yield row(f"lowtide {kernels}", budget, measured(step, model, batch), told)
+            found = measured(step, model, batch)
+            found["peak"] += step.graph_bytes  # memory that PyTorch's allocator does not see
+            if chosen.graphs != "off":
+                told += "; " + next(x for x in step.explain().splitlines() if x.startswith("graphs"))
+            yield row(f"lowtide {kernels}", budget, found, told)
             del step
             torch._dynamo.reset()
 

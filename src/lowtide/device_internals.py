@@ -5,16 +5,26 @@ Each says in which versions of torch it was seen, and handles what differs betwe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 
 __all__ = [
+    "allocate_to_pool",
+    "blocks_of_memory",
     "empty_host_cache",
+    "free_library_workspaces",
+    "is_freed",
+    "large_allocations",
     "pause_device",
     "record_range",
+    "release_pool",
     "start_memory_recorder",
+    "stop_allocating_to_pool",
     "stop_memory_recorder",
+    "uses_of_storage",
 ]
 
 
@@ -60,3 +70,54 @@ def stop_memory_recorder() -> list[list[Any]]:
     autograd: Any = torch.autograd
     threads: list[list[Any]] = autograd._disable_profiler_legacy()
     return threads
+
+
+def allocate_to_pool(device: int, pool: tuple[int, int]) -> None:
+    """Have this thread allocate from a pool. The first of several pools counts. Seen in 2.11, 2.13."""
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+
+
+def stop_allocating_to_pool(device: int, pool: tuple[int, int], *, captured: bool = False) -> None:
+    """The end of that; or, of a graph that is ``captured``, of what its capture began. Seen in 2.11, 2.13."""
+    torch._C._cuda_endAllocateToPool(device, pool)
+    if not captured:
+        torch._C._cuda_releasePool(device, pool)
+
+
+def release_pool(device: int, pool: tuple[int, int]) -> None:
+    """One user of a pool less. Seen in 2.11, 2.13."""
+    torch._C._cuda_releasePool(device, pool)
+
+
+def uses_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors and others share the storage of a tensor. Seen in 2.11, 2.13."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def is_freed(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Says later whether the storage of a tensor was freed. Seen in 2.11, 2.13."""
+    shared: Any = reductions
+    reference = shared.StorageWeakRef(tensor.untyped_storage())
+    return lambda: bool(reference.expired())
+
+
+def blocks_of_memory(within: range) -> Iterator[tuple[int, int]]:
+    """Address and size of what is allocated in segments at some addresses. Seen in 2.11, 2.13."""
+    cuda: Any = torch.cuda
+    for segment in cuda.memory_snapshot():
+        address = segment["address"]
+        if address in within:
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    yield address, block["size"]
+                address += block["size"]
+
+
+def large_allocations(device: int) -> int:
+    """How many tensors of more than 1 MiB were allocated so far. Seen in 2.11, 2.13."""
+    return int(torch._C._cuda_memoryStats(device)["allocation"]["large_pool"]["allocated"])
+
+
+def free_library_workspaces() -> None:
+    """Have cuBLAS take its workspaces anew when it needs them. Seen in 2.11, 2.13."""
+    torch._C._cuda_clearCublasWorkspaces()

@@ -7,6 +7,7 @@ in the order of the pipeline:
 - ``planning/``: a captured step with costs and what the device holds, as a Plan.
 - ``tiling/``: which tiles a step is cut into.
 - ``runtime/``: runs Programs.
+- ``graphs/``: replays a planned step as CUDA graphs.
 - ``memory/``: what the device and the host hold and could still give.
 - ``compare/``: eager and planned steps side by side, with their timelines.
 

@@ -87,6 +87,7 @@ _OF_PLANS = (
     "cache",
     "kernels",
     "exact",
+    "graphs",
     "bucket",
 )
 

@@ -224,7 +224,13 @@ class Fitted:
     def explain(self) -> str:
         """What is kept, recomputed and offloaded; of a step in several graphs also where and why they end."""
         told = self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
-        return "\n".join([told, *self._branches.explain()])
+        graphs = sorted({one.explain() for one in self._shapes.graphs})
+        return "\n".join([told, *graphs, *self._branches.explain()])
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that CUDA graphs of the step hold for themselves."""
+        return sum(one.arena_bytes for one in self._shapes.graphs)
 
     def _seen(self, plan: Plan) -> None:
         self._plan = plan
@@ -249,6 +255,7 @@ def fit(
     bucket: int | Sequence[int] | None = None,
     kernels: str = "eager",
     exact: bool = True,
+    graphs: str = "off",
     **keywords: Any,
 ) -> Fitted:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
@@ -278,6 +285,9 @@ def fit(
     for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few
     kernels: faster, in less memory, and equal up to rounding.
 
+    With ``graphs="auto"`` a step on CUDA replays forward and backward as one CUDA graph each, from the second
+    step on, where everything in them can be captured and their memory fits into the budget.
+
     Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,
     which are planned at once. Shapes whose sizes lie in one ``bucket`` share a plan where it fits: sizes are
     rounded up to multiples of a number, or to the next of several; by default to an eighth of a power of two.
@@ -297,6 +307,7 @@ def fit(
         optimizer=optimizer,
         kernels=kernels,
         exact=exact,
+        graphs=graphs,
     )
     check_optimizer(request.optimizer, request.offload)
     ends, more = parse_bucket(bucket), _examples(examples)

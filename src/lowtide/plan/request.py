@@ -15,6 +15,7 @@ from lowtide.suggest import did_you_mean
 
 __all__ = [
     "AUTO",
+    "GRAPHS",
     "KERNELS",
     "METHODS",
     "MOVABLE",
@@ -31,6 +32,7 @@ __all__ = [
 METHODS = ("recompute", "offload", "tile")
 AUTO = "auto"
 KERNELS = ("eager", "fused")
+GRAPHS = ("off", "auto")
 ORIGINS = ("measured", "estimated")
 MOVABLE = {"parameters": Role.PARAMETER, "optimizer": Role.OPTIMIZER}
 """What a user may allow to be offloaded besides activations."""
@@ -82,6 +84,8 @@ class PlanRequest:
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     exact: bool = True
     """Whether results must be those of eager PyTorch bit for bit wherever a plan can have them so."""
+    graphs: str = "off"
+    """Whether a step on CUDA is replayed as CUDA graphs where it can be."""
     smallest_seconds: float = 0.0
     """How long to look for the smallest budget once a plan is found."""
 
@@ -94,14 +98,10 @@ class PlanRequest:
         options["offload"] = parse_offload(options.get("offload", ()))
         if options["offload"] and "offload" not in chosen:
             chosen = (*chosen, "offload")
-        cost = options.get("cost", "measured")
-        if cost not in ORIGINS:
-            near = did_you_mean(str(cost), ORIGINS)
-            raise PlanError(f"costs are {' or '.join(ORIGINS)}, not {cost!r}.{near}")
-        kernels = options.get("kernels", "eager")
-        if kernels not in KERNELS:
-            near = did_you_mean(str(kernels), KERNELS)
-            raise PlanError(f"kernels are {' or '.join(KERNELS)}, not {kernels!r}.{near}")
+        for name, words in (("cost", ORIGINS), ("kernels", KERNELS), ("graphs", GRAPHS)):
+            if (word := options.get(name, words[0])) not in words:
+                near, plural = did_you_mean(str(word), words), name.removesuffix("s") + "s"
+                raise PlanError(f"{plural} are {' or '.join(words)}, not {word!r}.{near}")
         limits = {key: options.pop(key) for key in ("time_limit", "seed", "progress") if key in options}
         return cls(parse_budget(budget), chosen, limits=Limits(**limits), **options)
 
@@ -109,7 +109,10 @@ class PlanRequest:
         """The same with methods chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
-        return replace(self, methods=tuple(dict.fromkeys([*self.methods, *usual_methods(device), "tile"])))
+        chosen = dict.fromkeys([*self.methods, *usual_methods(device), "tile"])
+        if self.graphs != "off" and not self.offload:  # copies to the host are not captured
+            chosen.pop("offload", None)
+        return replace(self, methods=tuple(chosen))
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""

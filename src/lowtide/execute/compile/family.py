@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,8 +21,10 @@ from torch import fx
 from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
+from lowtide.execute.graphs.replay import Replay, replayed
 from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.planning.other_shapes import ShapePlans
+from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
@@ -79,6 +82,15 @@ class Shapes:
     """The largest budget that a step with backward was planned for."""
     ways: Ways | None = None
     """How operators run with fused kernels, once that was measured for a shape."""
+    graphs: weakref.WeakSet[Replay] = dataclasses.field(default_factory=weakref.WeakSet)
+    """What replays steps as CUDA graphs."""
+
+    def replayed(self, interpreter: Interpreter, how: str) -> Replay | None:
+        """What replays a step, where that is asked for."""
+        found = replayed(interpreter, how)
+        if found is not None:
+            self.graphs.add(found)
+        return found
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""

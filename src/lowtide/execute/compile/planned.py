@@ -17,6 +17,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
+from lowtide.execute.graphs.replay import reserve
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.planning.kept import Kept
@@ -156,6 +157,7 @@ class Planned(FirstCall):
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
+        room.graph_bytes = reserve(self._request.graphs, arguments, self.leaves)
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
@@ -171,6 +173,7 @@ class Planned(FirstCall):
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan = plan
+            interpreter.graphs = self.family.shapes.replayed(interpreter, self._request.graphs)
             made.append(interpreter)
 
         try:

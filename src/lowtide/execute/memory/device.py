@@ -29,6 +29,8 @@ class Room:
         mine = on_cuda if on_cuda else tensors
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
         self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
+        self.graph_bytes = 0
+        """What is left alone on a CUDA device for graphs of the step."""
         self.between_bytes = 0
         """What others need between forward and backward of the step."""
 
@@ -37,7 +39,9 @@ class Room:
         if self.device.type != "cuda":
             return 0
         self._settled()
-        return max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER
+        return (
+            max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER + self.graph_bytes
+        )
 
     def allocated_bytes(self) -> int:
         """What is allocated on a CUDA device, the arguments included; 0 on the host."""

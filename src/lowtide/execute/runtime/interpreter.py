@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,9 +30,19 @@ from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
 from lowtide.trace.eager.nothing_ran import program_ran
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "Replays"]
 
 _TICKETS = 4096
+
+
+class Replays(Protocol):
+    """Both parts by another way, with the results of the interpreter."""
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """As the interpreter's."""
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """As the interpreter's."""
 
 
 class Interpreter:
@@ -80,6 +90,8 @@ class Interpreter:
         """Told before and after each operator runs, while somebody watches."""
         self.plan: Plan | None = None
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
+        self.graphs: Replays | None = None
+        """What runs both parts in place of the lines here, where CUDA graphs were asked for."""
         self.apart: list[Any] = []
         """Gradients of the latest backward behind one an input, until somebody takes them."""
         self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
@@ -128,12 +140,21 @@ class Interpreter:
         users = Counter(storages[t] for t in gradients)
         return [t for t in gradients if users[storages[t]] > 1 or storages[t] in others]
 
+    @property
+    def watching(self) -> bool:
+        """Whether somebody is told of each operator."""
+        return self.marker is not None or self.watched.by(self.joint) is not None
+
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs. Empties ``arguments``.
 
         That is tensors, then bytes on the host, then random states.
         """
         program_ran()
+        return self.run_forward(arguments) if self.graphs is None else self.graphs.forward(arguments)
+
+    def run_forward(self, arguments: list[Any]) -> list[Any]:
+        """The same by the lines of the Program."""
         frame, snapshot = self._frame([None] * len(self._states)), Snapshot()
         try:
             return self._forward_in(frame, arguments, snapshot)
@@ -169,6 +190,10 @@ class Interpreter:
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
+        return self.run_backward(arguments) if self.graphs is None else self.graphs.backward(arguments)
+
+    def run_backward(self, arguments: list[Any]) -> list[Any]:
+        """The same by the lines of the Program."""
         kept, sent, states = len(self.saved), len(self.hosts), len(self.states)
         given = list(arguments)
         arguments.clear()

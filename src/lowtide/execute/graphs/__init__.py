@@ -1,0 +1,15 @@
+"""Forward and backward of a planned step, each replayed as one CUDA graph, in memory of their own.
+
+Goes in: an Interpreter (``runtime/``) and its plan. Comes out: the same results without a launch from Python.
+Addresses are fixed while a part is captured, and each allocation gets one that no other has. Only then are
+pages of memory put behind the addresses: two of them share a page where they are never live together.
+
+- ``pages.py``: which page is behind which address.
+- ``driver.py``: addresses and pages, by CUDA's driver.
+- ``segments.py``: has PyTorch's allocator take its addresses there; compiled in ``_segments.c``.
+- ``recorder.py``: what lives how long while a part is captured.
+- ``part.py``: one captured part.
+- ``replay.py``: when a part is captured, replayed or run as always.
+
+From outside: ``replay``.
+"""

@@ -1,0 +1,72 @@
+"""Addresses of a CUDA device, by the functions of its driver.
+
+They are reserved without memory. Mapping puts pages of memory behind them (``segments.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from lowtide.execute.graphs.pages import PAGE
+
+__all__ = ["Addresses", "DriverError"]
+
+_ADDRESSES = 4 << 40
+"""Bytes of addresses that both parts of a step may take; they cost nothing."""
+
+
+class DriverError(Exception):
+    """CUDA's driver has refused something."""
+
+
+def _call(name: str, *arguments: Any) -> None:
+    try:
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError) as error:
+        raise DriverError(f"CUDA's driver has no {name}: {error}") from error
+    code = function(*arguments)
+    if code:
+        raise DriverError(f"{name} has failed with CUDA error {code}")
+
+
+class Addresses:
+    """A range of addresses, with pages behind some of them."""
+
+    def __init__(self) -> None:
+        base = ctypes.c_uint64()
+        size, alignment = ctypes.c_size_t(_ADDRESSES), ctypes.c_size_t(PAGE)
+        none = ctypes.c_uint64(0)
+        _call("cuMemAddressReserve", ctypes.byref(base), size, alignment, none, none)
+        self.base, self.size = base.value, _ADDRESSES
+        self.mapped: set[int] = set()
+        """Pages of addresses that have memory."""
+
+    def __contains__(self, address: int) -> bool:
+        return self.base <= address < self.base + self.size
+
+    def unmap(self, keep: Collection[int] = ()) -> None:
+        """Have nothing behind the addresses, but for some pages of them."""
+        if self.mapped:
+            _call("cuCtxSynchronize")  # whoever runs on them has ended
+        for run in _runs(sorted(self.mapped.difference(keep))):
+            at = ctypes.c_uint64(self.base + PAGE * run.start)
+            _call("cuMemUnmap", at, ctypes.c_size_t(PAGE * len(run)))
+            self.mapped.difference_update(run)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # as where the process ends
+            self.unmap()
+            _call("cuMemAddressFree", ctypes.c_uint64(self.base), ctypes.c_size_t(self.size))
+
+
+def _runs(numbers: Sequence[int]) -> list[range]:
+    """Numbers that follow each other, together."""
+    found = []
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        listed = [number for _, number in run]
+        found.append(range(listed[0], listed[-1] + 1))
+    return found

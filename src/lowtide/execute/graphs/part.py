@@ -1,0 +1,251 @@
+"""Parts of a Program as CUDA graphs: captured, with memory behind their addresses, ready to be replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from lowtide.device_internals import (
+    allocate_to_pool,
+    blocks_of_memory,
+    free_library_workspaces,
+    release_pool,
+    stop_allocating_to_pool,
+    uses_of_storage,
+)
+from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.pages import PAGE, Lifetimes, pages_of
+from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
+from lowtide.execute.graphs.segments import Pages
+from lowtide.execute.runtime.copies import Form
+from lowtide.trace.step.group import Group
+
+__all__ = ["CannotCaptureError", "Replayable", "SharedStorage", "Tape", "Tapes", "Value"]
+
+_CAPTURES = threading.Lock()
+"""One capture at a time: they share the allocator of addresses."""
+
+
+_ALONE = torch.empty(1)
+
+
+class CannotCaptureError(Exception):
+    """Why a part cannot be replayed as a graph, in words."""
+
+
+class _Memory:
+    """Bytes of a device for PyTorch; whoever has a tensor on them keeps the addresses."""
+
+    def __init__(self, addresses: Addresses, address: int, size: int) -> None:
+        self.addresses = addresses
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+class SharedStorage:
+    """Memory that a part writes and that users may hold."""
+
+    def __init__(self, base: torch.Tensor, span: range, pages: frozenset[int]) -> None:
+        self.base, self.span, self.pages = base, span, pages
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody has a tensor on it."""
+        return uses_of_storage(self.base) > uses_of_storage(_ALONE)
+
+
+class Replayable(Protocol):
+    """A captured part."""
+
+    def replay(self) -> None:
+        """Run it."""
+
+
+class Value:
+    """A tensor that a part gives, on memory that it always writes to."""
+
+    def __init__(self, storage: SharedStorage, form: Form) -> None:
+        self._storage, self._form = storage, form
+
+    def now(self) -> torch.Tensor:
+        """The tensor itself."""
+        return self._form.over(self._storage.base)
+
+
+class Tape:
+    """Forward and backward, captured one after the other, in memory that only they use while they run."""
+
+    def __init__(self, pages: Pages, graph_pool: Any, held: Collection[int], most: int) -> None:
+        """``held`` are pages that hold something for users; so many bytes of them are there at ``most``."""
+        self._pages, self._graph_pool, self._most = pages, graph_pool, most
+        pages.give_all_but(held)
+        self.addresses = Addresses()
+        self._lifetimes = Lifetimes(pages.give)
+        self._alive: list[Alive] = []
+        self._pools: list[Any] = []
+        self._already = 0
+        self.storages: list[SharedStorage] = []
+        """What users may hold."""
+        self.used: set[int] = set()
+        """All pages that it writes to."""
+
+    def captured(
+        self,
+        run: Callable[[list[Any]], list[Any]],
+        arguments: list[Any],
+        groups: Sequence[Group],
+        large: Collection[int],
+    ) -> tuple[Replayable, list[Any]]:
+        """A graph of what ``run`` does with the arguments, and what it returns. Nothing is computed yet.
+
+        ``large`` are the operators that allocate much, by their number.
+        """
+        graph: Any = torch.cuda.CUDAGraph()
+        index = self._pages.index
+        with _CAPTURES, _capturing(torch.device("cuda", index), index, self._graph_pool):
+            self._pages.hand_out(self.addresses, self._already, self._most)
+            recorder = Recorder(
+                self._pages, self._graph_pool, self.addresses.base, self._lifetimes, self._alive, large
+            )
+            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+            try:
+                with recorder.watching(groups):
+                    results = run(arguments)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
+                raise
+            finally:
+                self.addresses.mapped.update(range(self._already // PAGE, segments.taken() // PAGE))
+                self._already = segments.taken()
+                self._pools += recorder.pools
+                self.used = self._lifetimes.used
+            graph.capture_end()
+            if recorder.pools:
+                release_pool(index, self._graph_pool)
+            self._nothing_left()
+        return graph, results
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """A result of a part: memory that stays its own."""
+        form, storage = Form.of(tensor), tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        known = next((one for one in self.storages if one.base.data_ptr() == address), None)
+        if known is None:
+            span = range(0)
+            if address in self.addresses:
+                span = pages_of(address - self.addresses.base, size)
+                flat = torch.as_tensor(_Memory(self.addresses, address, size), device=tensor.device)
+            else:  # a small one, in the pool of the graph
+                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            known = SharedStorage(flat, span, self._lifetimes.memory(span))
+            self.storages.append(known)
+        return Value(known, form)
+
+    def again(self, form: Form, address: int) -> torch.Tensor:
+        """A tensor that lies where one of a captured part did."""
+        device = torch.device("cuda", self._pages.index)
+        memory = _Memory(self.addresses, address, form.storage_bytes)
+        return form.over(torch.as_tensor(memory, device=device))
+
+    def settle(self) -> None:
+        """Nothing more is captured: let go of what PyTorch's allocator knows of the addresses."""
+        self._pools.clear()
+        self._alive.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Give the memory back, but for what somebody holds."""
+        self.settle()
+        self.storages = [one for one in self.storages if one.held]
+        self.addresses.unmap({page for one in self.storages for page in one.span})
+
+    def _nothing_left(self) -> None:
+        """Refuse where somebody keeps memory that was taken while operators were captured."""
+        gc.collect()
+        known = {one.address for one in self._alive}
+        ours = range(self.addresses.base, self.addresses.base + self.addresses.size)
+        for address, size in blocks_of_memory(ours):
+            if address not in known:
+                raise CannotCaptureError(f"a library keeps {size:,} bytes that it took inside an operator")
+
+
+class Tapes:
+    """Captures on a CUDA device, in one memory for all of them."""
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        self._pages: Pages | None = None
+        self._graph_pool: Any = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the memory."""
+        return 0 if self._pages is None else self._pages.size
+
+    def sizes(self, device: torch.device) -> Sizes:
+        """Sees which operators allocate much."""
+        return Sizes(device.index)
+
+    def possible(self) -> bool:
+        """Whether something can be captured now."""
+        cuda: Any = torch.cuda
+        return not cuda.is_current_stream_capturing()
+
+    def new(self, device: torch.device, held: Collection[int], most: int) -> Tape:
+        """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
+        if self._pages is None:
+            cuda: Any = torch.cuda
+            free_library_workspaces()  # they take as much for the stream that is captured
+            self._pages, self._graph_pool = Pages(device), cuda.graph_pool_handle()
+            allocate_to_pool(self._pages.index, self._graph_pool)  # it is there as long as this
+            stop_allocating_to_pool(self._pages.index, self._graph_pool, captured=True)
+        return Tape(self._pages, self._graph_pool, held, most)
+
+    def forget(self) -> None:
+        """Have no memory; pages that are still behind addresses stay as long as those."""
+        if self._pages is not None:
+            release_pool(self._pages.index, self._graph_pool)
+            self._pages = None
+            torch.cuda.empty_cache()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # as where the process ends
+            self.forget()
+
+
+@cache
+def _stream(device: torch.device) -> Any:
+    """The stream on which everything is captured: libraries keep memory for each stream that they see."""
+    cuda: Any = torch.cuda
+    return cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _capturing(device: torch.device, index: int, graph_pool: Any) -> Iterator[None]:
+    """Capture on a stream for which libraries have what they keep, in the pool of the graph."""
+    cuda: Any = torch.cuda
+    cuda.synchronize(device)
+    cuda.empty_cache()  # the pages need it
+    stream = _stream(device)
+    with cuda.stream(stream):
+        allocate_to_pool(index, graph_pool)
+        try:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                matrix = torch.zeros(64, 64, dtype=dtype, device=device)
+                torch.addmm(matrix[0], matrix, matrix.mm(matrix))
+                del matrix
+            stream.synchronize()
+        finally:
+            stop_allocating_to_pool(index, graph_pool)
+        yield

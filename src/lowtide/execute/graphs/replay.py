@@ -1,0 +1,335 @@
+"""Decides at each call whether a planned step is captured, replayed, or run as always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from lowtide.device_internals import is_freed
+from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.part import CannotCaptureError, Replayable, Tape, Tapes, Value
+from lowtide.execute.runtime.copies import Form
+from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.graph import RESIDENT_ROLES, Role
+from lowtide.plan.program.instructions import Fetch, Send
+from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
+from lowtide.trace.step.group import Group
+from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.units import format_bytes
+
+__all__ = ["Replay", "replayed", "reserve"]
+
+_ORDINARY = 1
+"""Calls that run as always at first: libraries set up what they keep."""
+_TAPES = 3
+"""Ways in which users hold what a step gives, each with graphs of its own."""
+_PAGES = 48 << 20
+"""Bytes that pages may have more than the tensors on them."""
+_SMALL = 1 << 20
+"""Results of so many bytes are copied, so that users may keep them."""
+
+
+class _Step:
+    """Both parts of the step, captured for what users hold of earlier steps."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.static: dict[int, torch.Tensor] = {}
+        """Copies of the batch, by argument."""
+        self.fixed: dict[int, int] = {}
+        """Addresses of parameters and buffers, by argument."""
+        self.forward: Replayable | None = None
+        self.outputs: list[Any] = []
+        self.saved: list[torch.Tensor] | None = None
+        """What forward has left for the backward that is still to be captured."""
+        self.where: list[tuple[Form, int]] = []
+        self.tangents: list[torch.Tensor] = []
+        self.backward: Replayable | None = None
+        self.gradients: list[Any] = []
+
+
+class _Pending(NamedTuple):
+    """A forward that was replayed, until its backward comes."""
+
+    gone: Callable[[], bool]
+    """Whether it cannot come any more."""
+    token: int
+    """The address of what autograd keeps in place of the tensors that forward saves."""
+    tape: _Step
+
+
+class Replay:
+    """Forward and backward of one Program, by graphs where that is possible."""
+
+    def __init__(self, interpreter: Interpreter, tapes: Tapes) -> None:
+        self._interpreter, self._made = interpreter, tapes
+        self.reason = _cannot(interpreter)
+        """Why the step runs as always, in words; None where it is replayed."""
+        self._calls = 0
+        self._tapes: list[_Step] = []
+        self._pending: _Pending | None = None
+        """The latest forward, while its backward may still come."""
+        joint = interpreter.joint
+        leaves = {t: k for k, t in enumerate(joint.inputs) if t is not None}
+        self._leaf = [leaves.get(t) if t not in interpreter.copied else None for t in interpreter.saved]
+        """For each tensor that is saved: the argument that it is, if it is one."""
+        self._resident = {
+            k
+            for k, t in enumerate(joint.inputs)
+            if t is not None and joint.graph.tensors[t].role != Role.INPUT
+        }
+        self._groups = list(_groups(joint))
+        self._large: list[set[int]] = [set(), set()]
+        """Operators of forward and of backward that allocate much, by their number."""
+        self._later: str | None = None
+        """Why the step is to run as always, once the backward that is still to come has run."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether graphs were captured."""
+        return any(one.backward is not None for one in self._tapes)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory behind the addresses of all graphs."""
+        return self._made.size
+
+    def explain(self) -> str:
+        """What is replayed, or why nothing is, for people."""
+        if self.reason is not None:
+            return f"graphs     none: {self.reason}"
+        if not self.replays:
+            return "graphs     captured at the second step"
+        size = format_bytes(self.arena_bytes)
+        return f"graphs     forward and backward each replay as one CUDA graph, in {size} of their own"
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """As the interpreter's."""
+        tape = self._tape(arguments) if self.reason is None else None
+        if tape is None and self._calls == _ORDINARY and self.reason is None:
+            return self._watched(0, self._interpreter.run_forward, arguments)
+        if tape is None:
+            return self._interpreter.run_forward(arguments)
+        values = list(arguments)
+        arguments.clear()
+        for k, copy in tape.static.items():
+            copy.copy_(values[k])
+        assert tape.forward is not None
+        tape.forward.replay()
+        token = torch.zeros(1, dtype=torch.uint8)
+        self._pending = _Pending(is_freed(token), token.data_ptr(), tape)
+        outputs = [one.now() if isinstance(one, Value) else _copied(one) for one in tape.outputs]
+        return [*outputs, *(token if k is None else values[k] for k in self._leaf)]
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """As the interpreter's; by a graph where forward was."""
+        tape, kept = self._replayed(arguments), len(self._leaf)
+        if tape is None:
+            if self._calls == _ORDINARY and self.reason is None:
+                return self._watched(1, self._interpreter.run_backward, arguments)
+            return self._interpreter.run_backward(arguments)
+        values = list(arguments)
+        arguments.clear()
+        if tape.backward is None:
+            try:
+                self._capture_backward(tape, values)
+            except Exception as error:  # the same
+                return self._backward_as_always(tape, values, error)
+        for copy, value in zip(tape.tangents, values[kept:], strict=True):
+            copy.copy_(value)
+        assert tape.backward is not None
+        tape.backward.replay()
+        self._pending = None
+        self._interpreter.apart = []
+        return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
+
+    def _replayed(self, arguments: Sequence[Any]) -> _Step | None:
+        """What has replayed the forward that this is the backward of, if anything."""
+        if self._pending is None or None not in self._leaf:
+            return None
+        ours = arguments[self._leaf.index(None)].data_ptr() == self._pending.token
+        return self._pending.tape if ours else None
+
+    def release(self, reason: str | None) -> None:
+        """Give the memory back, and run as always from here on where there is a reason for it."""
+        self.reason = self.reason or reason
+        for tape in self._tapes:
+            tape.forward = tape.backward = None
+            tape.tape.close()
+        self._tapes.clear()
+        self._pending = None
+        self._made.forget()
+
+    def _watched(self, part: int, run: Callable[[list[Any]], list[Any]], arguments: list[Any]) -> list[Any]:
+        """Run as always, and see which operators allocate much."""
+        sizes = self._made.sizes(_device(arguments))
+        with sizes.watching(self._groups):
+            found = run(arguments)
+        self._large[part] = sizes.large
+        return found
+
+    def _tape(self, arguments: Sequence[Any]) -> _Step | None:
+        """Graphs for this call, captured if need be; None where it runs as always."""
+        if not self._may_replay(arguments) or self._waits():
+            return None
+        addresses = {k: arguments[k].data_ptr() for k in self._resident}
+        if any(one.fixed != addresses for one in self._tapes):
+            self.release(None)  # the model was moved
+        held = [one for tape in self._tapes for one in tape.tape.storages if one.held]
+        for tape in self._tapes:
+            if not any(one in tape.tape.storages or one.pages & tape.tape.used for one in held):
+                return tape
+        if len(self._tapes) == _TAPES:
+            self.release("what steps give is held in more ways than graphs are captured for")
+            return None
+        try:
+            return self._capture_forward(arguments, addresses)
+        except Exception as error:  # whatever it is, the step runs as always
+            self.release(_told(error))
+            return None
+
+    def _may_replay(self, arguments: Sequence[Any]) -> bool:
+        """Whether a call like this one could be replayed; the first ones are not."""
+        watched = self._interpreter.watching or calls_are_watched() or saved_tensors_are_hooked()
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        elsewhere = any(one.device.type != self._made.device_type for one in tensors)
+        if watched or elsewhere or not self._made.possible():
+            return False
+        self._calls += 1
+        return self._calls > _ORDINARY
+
+    def _waits(self) -> bool:
+        """Whether a backward is still to come, whose memory must stay; looks after those that have ended."""
+        if self._pending is not None:
+            if not self._pending.gone():
+                self._later = "a step begins before the backward of the one before"
+                return True
+            if self._pending.tape.backward is None:  # it never came
+                self.release(None)
+            self._pending = None
+        if self._later is not None:
+            self.release(self._later)
+        return self.reason is not None
+
+    def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> _Step:
+        device = _device(arguments)
+        held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
+        tape = _Step(self._made.new(device, held, self._room()))
+        tape.fixed = addresses
+        self._tapes.append(tape)
+        given = list(arguments)
+        for k, value in enumerate(given):
+            if isinstance(value, torch.Tensor) and k not in self._resident:
+                copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+                tape.static[k] = given[k] = copy.copy_(value)
+        interpreter = self._interpreter
+        tape.forward, results = tape.tape.captured(
+            interpreter.run_forward, list(given), self._groups, self._large[0]
+        )
+        count = len(interpreter.joint.outputs)
+        outputs, saved = results[:count], results[count:]
+        del results
+        ours = {given[k].untyped_storage().data_ptr() for k in (*tape.static, *self._resident)}
+        for one in outputs:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in ours:
+                raise CannotCaptureError("the step returns one of its arguments")
+        tape.outputs = [
+            tape.tape.value(one) if isinstance(one, torch.Tensor) and one.nbytes > _SMALL else one
+            for one in outputs
+        ]
+        tape.saved = saved
+        tape.where = [(Form.of(one), one.untyped_storage().data_ptr()) for one in saved]
+        return tape
+
+    def _capture_backward(self, tape: _Step, values: Sequence[Any]) -> None:
+        interpreter, kept = self._interpreter, len(self._leaf)
+        assert tape.saved is not None
+        tape.tangents = [torch.empty_like(one) for one in values[kept:]]
+        given = [*tape.saved, *tape.tangents]
+        tape.saved = None
+        graph, results = tape.tape.captured(interpreter.run_backward, given, self._groups, self._large[1])
+        if interpreter.apart:
+            raise CannotCaptureError("gradients are returned use by use")
+        own = {one.untyped_storage().data_ptr() for one in (*tape.tangents, *tape.static.values())}
+        for one in results:
+            if one is not None and one.untyped_storage().data_ptr() in own:
+                raise CannotCaptureError("a gradient is the gradient of the loss itself")
+        tape.gradients = [None if one is None else tape.tape.value(one) for one in results]
+        tape.backward = graph
+        del results
+        tape.tape.settle()
+
+    def _backward_as_always(self, tape: _Step, values: Sequence[Any], error: Exception) -> list[Any]:
+        """The backward of a forward that was replayed, where it cannot be captured itself."""
+        saved = [tape.tape.again(form, address) for form, address in tape.where]
+        tape.backward, tape.saved = None, None
+        found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])
+        self._pending = None
+        del saved
+        self.release(_told(error))
+        return found
+
+    def _room(self) -> int:
+        """Bytes that the budget has for everything but parameters and the batch."""
+        plan = self._interpreter.plan
+        assert plan is not None
+        leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
+        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + _PAGES
+
+
+def reserve(how: str, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> int:
+    """What a plan leaves for graphs of a step, where they are asked for.
+
+    That is copies of the batch, and what pages have more than the tensors on them.
+    """
+    pairs = zip(arguments, leaves, strict=False)
+    batch = [one for one, leaf in pairs if isinstance(one, torch.Tensor) and leaf.role is Role.INPUT]
+    return 0 if how == "off" else sum(one.nbytes for one in batch) + _PAGES
+
+
+def replayed(interpreter: Interpreter, how: str) -> Replay | None:
+    """What replays a step on CUDA, where that is asked for."""
+    wanted = how != "off" and any(value.device.type == "cuda" for value in interpreter.joint.values)
+    return Replay(interpreter, Tapes()) if wanted else None
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _told(error: Exception) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__  # type: ignore[assignment]
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the memory that they need does not fit into the budget"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _device(arguments: Sequence[Any]) -> torch.device:
+    return next(one.device for one in arguments if isinstance(one, torch.Tensor))
+
+
+def _cannot(interpreter: Interpreter) -> str | None:
+    """Why a Program cannot be captured, as far as that is known before."""
+    if not segments.available():
+        return "Lowtide was installed without a C compiler"
+    if any(isinstance(line, Send | Fetch) for line in interpreter.program.instructions):
+        return "tensors are copied to the host"
+    if interpreter.states or interpreter.hosts:
+        return "random operators run again"
+    if all(t in interpreter.joint.inputs for t in interpreter.saved):
+        return "forward leaves nothing for backward"
+    return None
+
+
+def _groups(joint: Joint) -> Iterator[Group]:
+    """Groups of a step, those inside of loops too."""
+    for call in joint.calls:
+        if isinstance(call.target, Group):
+            yield call.target
+        else:
+            bodies: Iterable[Joint] = getattr(call.target, "bodies", ())
+            for body in bodies:
+                yield from _groups(body)

@@ -1,0 +1,139 @@
+"""When a step is captured, replayed or run as always: told by tapes of the host, which run it again.
+
+What a tape has returned is written anew at each replay, as by a CUDA graph. So whoever gives away memory that
+is still in use gets other bits than the step without graphs.
+"""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import lowtide
+from lowtide.device_internals import uses_of_storage
+from lowtide.execute.compile.family import Shapes
+from lowtide.execute.graphs.part import SharedStorage, Value
+from lowtide.execute.graphs.replay import Replay
+from lowtide.execute.runtime.copies import Form
+from tests.execute.graphs.loops import LOOPS, Network, batches, held, loss_of, trained, two_at_once
+
+
+class _Graph:
+    """Computes again what it has computed once, into the same memory."""
+
+    def __init__(self, run, arguments, results):
+        self.run, self.arguments, self.replays = run, arguments, 0
+        given = {one.data_ptr() for one in arguments if isinstance(one, torch.Tensor)}
+        self.results = [one if one is None or one.data_ptr() in given else one.clone() for one in results]
+
+    def replay(self):
+        self.replays += 1
+        for old, new in zip(self.results, self.run(list(self.arguments)), strict=True):
+            if old is not None and old.data_ptr() != new.data_ptr():
+                old.copy_(new)
+
+
+class _Storage(SharedStorage):
+    rest = 0
+
+    @property
+    def held(self):
+        return uses_of_storage(self.base) > self.rest
+
+
+class _Tape:
+    def __init__(self, number):
+        self.number, self.storages, self.used, self.graphs = number, [], {number}, []
+
+    def captured(self, run, arguments, groups, large):
+        known = list(arguments)
+        before = [one.clone() if isinstance(one, torch.Tensor) else one for one in known]
+        random = torch.get_rng_state()
+        self.graphs.append(_Graph(run, known, run(arguments)))
+        assert not arguments
+        torch.set_rng_state(random)  # nothing is computed while a graph is captured
+        for one, value in zip(known, before, strict=True):
+            if isinstance(one, torch.Tensor) and not torch.equal(one, value):
+                one.copy_(value)
+        return self.graphs[-1], list(self.graphs[-1].results)
+
+    def value(self, tensor):
+        flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        self.storages.append(_Storage(flat, range(0), frozenset([self.number])))
+        return Value(self.storages[-1], Form.of(tensor))
+
+    def settle(self):
+        least = min((uses_of_storage(one.base) for one in self.storages), default=0)
+        for one in self.storages:  # the graph holds them too
+            one.rest = least
+
+    def close(self):
+        self.storages.clear()
+
+
+class _Tapes:
+    device_type = "cpu"
+
+    def __init__(self):
+        self.made, self.size = [], 0
+
+    def possible(self):
+        return True
+
+    def sizes(self, device):
+        class Nothing:
+            large = frozenset()
+
+            @contextmanager
+            def watching(self, groups):
+                yield
+
+        return Nothing()
+
+    def new(self, device, held, most):
+        self.made.append(_Tape(len(self.made)))
+        return self.made[-1]
+
+    def forget(self):
+        pass
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    found = []
+
+    def replayed(self, interpreter, how):
+        if how == "off":
+            return None
+        found.append(_Tapes())
+        replay = Replay(interpreter, found[-1])
+        self.graphs.add(replay)
+        return replay
+
+    monkeypatch.setattr(Shapes, "replayed", replayed)
+    return found
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_bits_are_those_without_graphs(loop, tapes):
+    torch.manual_seed(0)
+    model = Network(width=4)
+    other = copy.deepcopy(model)
+    x, y = next(batches(model, 1))
+    options = {"budget": "100%", "time_limit": 1.0, "verify": False}
+    plain = lowtide.fit(loss_of, model, x, y, **options)
+    graphs = lowtide.fit(loss_of, other, x, y, **options, graphs="auto")
+    expected, found = trained(model, plain, loop), trained(other, graphs, loop)
+    assert len(expected) == len(found)
+    for one, two in zip(expected, found, strict=True):
+        assert torch.equal(one, two)
+    replays = [graph.replays for one in tapes for tape in one.made for graph in tape.graphs]
+    assert sum(replays) >= 2
+    if loop is two_at_once:
+        assert "before the backward of the one before" in graphs.explain()
+    elif loop is held:
+        assert "held in more ways" in graphs.explain()
+    else:
+        assert "each replay as one CUDA graph" in graphs.explain()
+        assert max(replays) > 2
