@@ -41,7 +41,11 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
 # The base class of what watches operators below autograd. Seen in 2.11, 2.13, 2.14.
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 # The tensors in nested arguments and results. Seen in 2.11, 2.13, 2.14.
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -101,9 +105,11 @@ __all__ = [
     "functorch_config",
     "inductor_config",
     "inside_double_backward",
+    "is_distributed",
     "is_excluded",
     "is_view",
     "last_sequence_number",
+    "local_of",
     "meta_of_grouped_product",
     "min_cut_partition",
     "modes_disabled",
@@ -125,10 +131,14 @@ __all__ = [
     "trust_no_dict_versions",
     "version_of",
     "weak_storage",
+    "with_local",
     "without_python",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes of tensors that have all of their memory themselves."""
 
 # Dynamo, AOTAutograd and Inductor, imported when they are asked for.
 _LATER = {
@@ -246,8 +256,13 @@ MATMUL_TAKES_SYMBOLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 
 
 
 def calls_are_watched() -> bool:
-    """Whether a dispatch mode is shown every call of an operator in this thread. Seen in 2.11, 2.13."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether a dispatch mode looks at every call of an operator in this thread. Seen in 2.11, 2.13.
+
+    One with ``leaves_calls_alone`` changes some operators and looks at no other.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return not all(getattr(mode, "leaves_calls_alone", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_excluded(key: DispatchKey) -> bool:
@@ -289,9 +304,29 @@ def sparse_entries(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
+def is_distributed(value: object) -> bool:
+    """Whether a tensor is spread over processes: a DTensor. Seen in 2.11, 2.13."""
+    return type(value) not in _PLAIN and isinstance(getattr(value, "_local_tensor", None), torch.Tensor)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process has: of a DTensor its shard, else all of it."""
+    local: torch.Tensor = tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
+    return local
+
+
+def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A DTensor that is spread like another one, with this part here. Seen in 2.11, 2.13."""
+    like: Any = tensor
+    found: torch.Tensor = type(like).from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return found
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Tells the storages of strided tensors apart, fake or real. Seen in 2.11, 2.13, 2.14."""
-    return int(tensor.untyped_storage()._cdata)
+    return int(local_of(tensor).untyped_storage()._cdata)
 
 
 def storage_owners(tensor: torch.Tensor) -> int:

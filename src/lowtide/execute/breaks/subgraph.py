@@ -18,6 +18,7 @@ from lowtide.execute.breaks.graph_plans import GraphPlans
 from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.sharded import refuse_distributed_parts
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
@@ -153,6 +154,7 @@ class Subgraph(Planned):
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
+        refuse_distributed_parts(arguments)
         return self._late(super().made(arguments))
 
     def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:

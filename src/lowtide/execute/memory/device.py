@@ -9,6 +9,7 @@ import torch
 
 from lowtide.execute.memory.host import available_bytes
 from lowtide.plan.program.memory import rounded
+from lowtide.torch_internals import local_of
 
 __all__ = ["Room"]
 
@@ -23,7 +24,8 @@ class Room:
     """The memory of the device that a step's arguments are on."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        tensors = [a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided]
+        strided = (a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided)
+        tensors = [local_of(a) for a in strided]
         on_cuda = [t for t in tensors if t.is_cuda]
         self.device = on_cuda[0].device if on_cuda else torch.device("cpu")
         mine = on_cuda if on_cuda else tensors

@@ -1,0 +1,89 @@
+"""Collectives of a captured step: each, with the wait for it, is one operator that runs once and in order.
+
+Torch captures a collective as two operators: one that starts it, and a ``wait_tensor`` that gives its result.
+The result is the memory of the first, which may be read after the second alone. Joined, they are an operator
+like others: it reads what it is given and gives a new tensor. In a captured graph the wait comes right behind
+the start, so nothing that could run between them is held up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.torch_internals import OpOverload, schema_of
+from lowtide.trace.eager.library import define
+
+__all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "name_of"]
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "broadcast",
+)
+"""Those that are joined with their wait."""
+_STARTS = ("_c10d_functional", "_c10d_functional_autograd")
+_TALKING = frozenset({*_STARTS, "c10d", "_dtensor", "symm_mem"})
+"""Where torch keeps operators that talk to other processes."""
+_WAIT = "wait_tensor"
+
+
+def _joined(start: Any, wait: Any) -> Callable[..., torch.Tensor]:
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found: torch.Tensor = wait(start(*args, **kwargs))
+        return found
+
+    return run
+
+
+def _define_all() -> dict[str, Any]:
+    """The joined operators by name; none where torch is built without collectives."""
+    functional, made = torch.ops._c10d_functional, dict[str, Any]()
+    for name in COLLECTIVES if hasattr(functional, _WAIT) else ():
+        start = getattr(functional, name).default
+        arguments = str(schema_of(start)).partition("(")[2]
+        define(f"{name}({arguments}", _joined(start, functional.wait_tensor.default))
+        made[name] = getattr(torch.ops.lowtide, name).default
+    return made
+
+
+_JOINED = _define_all()
+
+
+def name_of(target: Any) -> str | None:
+    """What an operator that talks to other processes is called; None for any other operator."""
+    if not isinstance(target, OpOverload):
+        return None
+    if target.namespace in _TALKING:
+        return str(target.overloadpacket.__name__)
+    return next((name for name, joined in _JOINED.items() if joined is target), None)
+
+
+def is_collective(target: Any) -> bool:
+    """Whether a function is a joined collective."""
+    return any(target is joined for joined in _JOINED.values())
+
+
+def lacks_joined_form(target: Any) -> bool:
+    """Whether an operator talks to other processes in a way that is not supported."""
+    return name_of(target) is not None and not is_collective(target)
+
+
+def join_waits(graph: fx.Graph) -> None:
+    """Make one operator of each collective and its waits."""
+    for node in list(graph.nodes):
+        name = name_of(node.target) if node.op == "call_function" else None
+        if name not in _JOINED or node.target.namespace not in _STARTS:
+            continue
+        with graph.inserting_before(node):
+            joined = graph.call_function(_JOINED[name], node.args, node.kwargs)
+        joined.meta = dict(node.meta)
+        waits = [user for user in node.users if user.op == "call_function" and name_of(user.target) == _WAIT]
+        for one in (*waits, node):
+            one.replace_all_uses_with(joined)
+            graph.erase_node(one)
