@@ -125,6 +125,7 @@ __all__ = [
     "storage_expired",
     "storage_id",
     "storage_owners",
+    "tensor_holders",
     "tracing",
     "tree_leaves",
     "tree_map_only",
@@ -333,6 +334,12 @@ def storage_owners(tensor: torch.Tensor) -> int:
     """How many tensors and others are on a storage. Seen in 2.11, 2.13, 2.14."""
     count: int = torch._C._storage_Use_Count(storage_id(tensor))
     return count
+
+
+def tensor_holders(tensor: torch.Tensor) -> int:
+    """How many in this process hold a tensor, all of Python as one. Seen in 2.13."""
+    count: Any = getattr(tensor, "_use_count", None)
+    return 1 if count is None else int(count())
 
 
 def weak_storage(tensor: torch.Tensor) -> int:

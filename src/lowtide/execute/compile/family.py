@@ -22,7 +22,7 @@ from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
 from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.planning.other_shapes import ShapePlans
-from lowtide.torch_internals import TracingContext, tracing
+from lowtide.torch_internals import TracingContext, is_distributed, tracing
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts, fake_arguments, layouts
@@ -82,7 +82,8 @@ class Shapes:
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""
-        if aot.joint is not None and all(isinstance(one, torch.Tensor) for one in aot.inputs):
+        plain = all(isinstance(one, torch.Tensor) and not is_distributed(one) for one in aot.inputs)
+        if aot.joint is not None and plain:
             self.alone.insert(0, _Alone(_operators(aot.module), aot.inputs, aot.joint))
             del self.alone[_KEPT:]
 

@@ -2,8 +2,8 @@
 
 A rank that plans runs the step as often as it likes, and measures its operators as often as the clock asks
 for. Others must not wait for it. So inside of :func:`alone` nothing is sent: each collective gives a tensor of
-the shape, type and strides of its result, made from its own input. Two runs then still give the same bits, so
-that a planned step can be held against eager PyTorch.
+the shape, type and strides of its result, made from its own input, in the memory that the real one takes. Two
+runs then still give the same bits, so that a planned step can be held against eager PyTorch.
 """
 
 from __future__ import annotations
@@ -66,11 +66,13 @@ def _copy(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def _gathered(tensor: torch.Tensor, group_size: int, _: Any) -> torch.Tensor:
-    return torch.cat([tensor] * group_size)
+    found = torch.cat([tensor] * group_size)
+    return found if tensor.is_cuda else found.clone()  # on the CPU it is gathered beside the result
 
 
 def _scattered(tensor: torch.Tensor, _: str, group_size: int, __: Any) -> torch.Tensor:
-    return _copy(tensor[: tensor.shape[0] // group_size])
+    whole = tensor if tensor.is_cuda else tensor.clone()  # on the CPU it is reduced as a whole
+    return _copy(whole[: tensor.shape[0] // group_size])
 
 
 def _exchanged(tensor: torch.Tensor, received: Sequence[int], *_: Any) -> torch.Tensor:

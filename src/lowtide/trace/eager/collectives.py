@@ -8,13 +8,14 @@ the start, so nothing that could run between them is held up.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowtide.torch_internals import OpOverload, schema_of
+from lowtide.torch_internals import OpOverload, schema_of, tensor_holders
 from lowtide.trace.eager.library import define
 
 __all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "name_of"]
@@ -33,12 +34,31 @@ _TALKING = frozenset({*_STARTS, "c10d", "_dtensor", "symm_mem"})
 _WAIT = "wait_tensor"
 
 
+_LOOKS, _PAUSE = 1000, 1e-4
+"""So often a tensor is looked at that a thread of torch's still holds, and seconds between two looks."""
+
+
 def _joined(start: Any, wait: Any) -> Callable[..., torch.Tensor]:
-    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
-        found: torch.Tensor = wait(start(*args, **kwargs))
+    def run(given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        holders = tensor_holders(given)
+        found: torch.Tensor = wait(start(given, *args, **kwargs))
+        if not found.is_cuda:
+            _let_go(given, holders)
+            _let_go(found, 1)
         return found
 
     return run
+
+
+def _let_go(tensor: torch.Tensor, holders: int) -> None:
+    """Wait until nobody else holds a tensor: on the CPU a thread does for a moment after the collective.
+
+    Memory that a Program drops then is free at once.
+    """
+    for _ in range(_LOOKS):
+        if tensor_holders(tensor) <= holders:
+            return
+        time.sleep(_PAUSE)
 
 
 def _define_all() -> dict[str, Any]:

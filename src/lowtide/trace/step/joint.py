@@ -159,6 +159,8 @@ def read_symbolic(
                 builder.add_call(node, phase)
     inputs = tuple(builder.tensor_of.get(node) for node in primals)
     made = tuple(builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results)
+    lost = [r for r, t in zip(results, made, strict=True) if t is None and _is_tensor(r)]
+    assert not lost, lost
     outputs, gradients = made[:num_outputs], made[num_outputs:]
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
@@ -203,8 +205,8 @@ def _is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
+def _is_tensor(one: object) -> bool:
+    return isinstance(one, fx.Node) and isinstance(one.meta.get("val"), torch.Tensor)
 
 
 def _talks(nodes: Sequence[fx.Node]) -> str | None:
