@@ -1,7 +1,8 @@
 """Every private name of torch that Lowtide uses, under a public name.
 
 Torch may change these names in any release: they stand in this module alone, those by which Dynamo translates
-Python in ``dynamo_internals.py``, and those of memory and time in ``device_internals.py``;
+Python in ``dynamo_internals.py``, those of memory and time in ``device_internals.py``, and those of tensors
+of several processes in ``distributed_internals.py``;
 ``tests/test_architecture.py`` holds the others to it. Each name, or group, says in which versions of torch it
 was seen, and handles what differs between them.
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
@@ -49,6 +50,8 @@ from torch.utils._python_dispatch import (
 
 # The tensors in nested arguments and results. Seen in 2.11, 2.13, 2.14.
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lowtide.distributed_internals import local_of
 
 if TYPE_CHECKING:
     import torch._dynamo.config as dynamo_config
@@ -105,11 +108,9 @@ __all__ = [
     "functorch_config",
     "inductor_config",
     "inside_double_backward",
-    "is_distributed",
     "is_excluded",
     "is_view",
     "last_sequence_number",
-    "local_of",
     "meta_of_grouped_product",
     "min_cut_partition",
     "modes_disabled",
@@ -125,21 +126,16 @@ __all__ = [
     "storage_expired",
     "storage_id",
     "storage_owners",
-    "tensor_holders",
     "tracing",
     "tree_leaves",
     "tree_map_only",
     "trust_no_dict_versions",
     "version_of",
     "weak_storage",
-    "with_local",
     "without_python",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Classes of tensors that have all of their memory themselves."""
 
 # Dynamo, AOTAutograd and Inductor, imported when they are asked for.
 _LATER = {
@@ -305,26 +301,6 @@ def sparse_entries(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
-def is_distributed(value: object) -> bool:
-    """Whether a tensor is spread over processes: a DTensor. Seen in 2.11, 2.13."""
-    return type(value) not in _PLAIN and isinstance(getattr(value, "_local_tensor", None), torch.Tensor)
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this process has: of a DTensor its shard, else all of it."""
-    local: torch.Tensor = tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
-    return local
-
-
-def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A DTensor that is spread like another one, with this part here. Seen in 2.11, 2.13."""
-    like: Any = tensor
-    found: torch.Tensor = type(like).from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-    return found
-
-
 def storage_id(tensor: torch.Tensor) -> int:
     """Tells the storages of strided tensors apart, fake or real. Seen in 2.11, 2.13, 2.14."""
     return int(local_of(tensor).untyped_storage()._cdata)
@@ -334,12 +310,6 @@ def storage_owners(tensor: torch.Tensor) -> int:
     """How many tensors and others are on a storage. Seen in 2.11, 2.13, 2.14."""
     count: int = torch._C._storage_Use_Count(storage_id(tensor))
     return count
-
-
-def tensor_holders(tensor: torch.Tensor) -> int:
-    """How many in this process hold a tensor, all of Python as one. Seen in 2.13."""
-    count: Any = getattr(tensor, "_use_count", None)
-    return 1 if count is None else int(count())
 
 
 def weak_storage(tensor: torch.Tensor) -> int:

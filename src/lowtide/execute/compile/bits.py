@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lowtide.torch_internals import local_of, sparse_entries
+from lowtide.distributed_internals import local_of
+from lowtide.torch_internals import sparse_entries
 
 __all__ = ["largest_difference", "same_bits"]
 

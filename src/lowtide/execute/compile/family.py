@@ -17,12 +17,13 @@ import torch
 from msgspec.structs import replace
 from torch import fx
 
+from lowtide.distributed_internals import is_distributed
 from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
 from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.planning.other_shapes import ShapePlans
-from lowtide.torch_internals import TracingContext, is_distributed, tracing
+from lowtide.torch_internals import TracingContext, tracing
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts, fake_arguments, layouts

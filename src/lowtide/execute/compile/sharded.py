@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from lowtide.distributed_internals import is_distributed
 from lowtide.errors import CaptureError
-from lowtide.torch_internals import is_distributed
 
 __all__ = ["has_distributed", "refuse_distributed_parts", "refuse_sharded"]
 
@@ -52,12 +52,12 @@ def refuse_distributed_parts(values: Iterable[Any], why: str = "") -> None:
     Python runs between the graphs, as often as they are planned; collectives there would wait for others.
     """
     if has_distributed(values):
-        because = f"{why} " if why else ""
+        because = f"{why.rstrip('.')}. " if why else ""
         raise CaptureError(
-            f"{because}A step with DTensors, as parallelize_module makes them, must be captured as one graph: "
-            "code between graphs would run collectives while one process plans and the others do not. Take "
-            "out what breaks the graph (`lowtide.fit(..., fullgraph=True)` names its line), or fit the parts "
-            "before and after it by themselves (docs/integrations.md)"
+            f"{because}A step with DTensors, as parallelize_module makes them, must be captured as one "
+            "graph: code between graphs would run collectives while one process plans and the others do "
+            "not. Take out what breaks the graph (`lowtide.fit(..., fullgraph=True)` names its line), or fit "
+            "the parts before and after it by themselves (docs/integrations.md)"
         )
 
 

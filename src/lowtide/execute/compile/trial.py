@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.stand_ins import alone
-from lowtide.torch_internals import autocast_disabled, is_distributed, local_of, storage_id, with_local
+from lowtide.torch_internals import autocast_disabled, storage_id
+from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["TrialOutcome", "no_trace", "stepped", "untouched"]
@@ -37,11 +38,11 @@ def stepped(
 ) -> TrialOutcome:
     """Forward, and backward of everything that has one.
 
-    Hooks of the arguments do not run, no other process is waited for; what the step updates and random states are put back. What it leaves
-    behind is copied to the host where it is ``kept``.
+    Hooks of the arguments do not run, and no other process is waited for; what the step updates and random
+    states are put back. What it leaves behind is copied to the host where it is ``kept``.
     """
     own = _without_hooks(arguments)
-    with alone(joint, own), no_trace(own, leaves, joint) as changing:
+    with alone((call.target for call in joint.calls), own), no_trace(own, leaves, joint) as changing:
         given = [(r, k) for k, r in enumerate(function(*own)) if isinstance(r, torch.Tensor)]
         results = [r for r, _ in given]
         outputs = [(r, k) for r, k in given if r.requires_grad]

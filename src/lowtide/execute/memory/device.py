@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from lowtide.distributed_internals import local_of
 from lowtide.execute.memory.host import available_bytes
 from lowtide.plan.program.memory import rounded
-from lowtide.torch_internals import local_of
 
 __all__ = ["Room"]
 

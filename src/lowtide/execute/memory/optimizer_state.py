@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import nn
 
+from lowtide.distributed_internals import local_of
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Role, Tensor
-from lowtide.torch_internals import local_of
 
 __all__ = ["check_optimizer", "layout", "state_of", "usual_optimizer", "with_state"]
 

@@ -162,7 +162,7 @@ class Interpreter:
         snapshot.take([table[t] for t in self._early])
         run_lines(lines[between:], frame, self.marker)
         frame.settle()  # backward is another call
-        plain = {**joint.plain, **self._passed}
+        plain = {**joint.plain, **joint.objects, **self._passed}
         outputs = [plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
@@ -216,7 +216,7 @@ class Interpreter:
         for one in frame.travellers.values():
             one.end()
         gradients = [
-            self._passed.get(k) if t is None else frame.table[t]
+            self._passed.get(k, joint.objects.get(k)) if t is None else frame.table[t]
             for k, t in enumerate(joint.gradients, len(joint.outputs))
         ]
         self.apart = gradients[len(joint.inputs) :]

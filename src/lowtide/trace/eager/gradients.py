@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.torch_internals import local_of
+from lowtide.distributed_internals import local_of
 from lowtide.trace.eager.layouts import as_number
 from lowtide.trace.eager.library import define
 

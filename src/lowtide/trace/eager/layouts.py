@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from lowtide.distributed_internals import local_of
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import (
     FakeTensorMode,
-    local_of,
     meta_of_grouped_product,
     schema_of,
     set_meta_of_grouped_product,

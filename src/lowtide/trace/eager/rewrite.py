@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.trace.eager.collectives import join_waits
+from lowtide.trace.distributed.collectives import join_waits
 from lowtide.trace.eager.updates import update_in_place
 
 __all__ = ["as_eager", "rewrite_batch_norm", "traced_in_forward"]

@@ -16,7 +16,7 @@ from lowtide.cost.short import saved_results
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
 from lowtide.torch_internals import overload_name, schema_of, storage_id
-from lowtide.trace.eager.collectives import is_collective
+from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.trace.eager.kernels import eager_target
 from lowtide.trace.eager.layouts import as_number, is_functional_of, same_sort

@@ -11,7 +11,7 @@ from torch import fx
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
-from lowtide.trace.eager.collectives import COLLECTIVES, is_collective, lacks_joined_form
+from lowtide.trace.distributed.collectives import COLLECTIVES, is_collective, lacks_joined_form
 from lowtide.trace.eager.gradients import place_of, whole
 from lowtide.trace.eager.in_place_calls import NO_GRAD
 from lowtide.trace.eager.layouts import Layout, layout_of
@@ -71,6 +71,8 @@ class Joint:
 
     Results are counted from those of forward on through the gradients.
     """
+    objects: Mapping[int, Any] = field(default_factory=dict)
+    """Such results that are in no input: torch may have met the same mesh before, and hold another of it."""
     looks: Callable[[int], Layout] | None = None
     """How a strided tensor lies in memory, where that is known without its value."""
 
@@ -149,9 +151,14 @@ def read_symbolic(
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
         builder.add_leaf(node, node.name, Role.INPUT if again or _is_held(node) else Role.GRADIENT)
+    objects: dict[fx.Node, Any] = {}
     for node in nodes:
         if node.op == "get_attr":
-            builder.add_constant(node, getattr(module, str(node.target), None))
+            value = getattr(module, str(node.target), None)
+            if _is_returned_object(node, value):
+                objects[node] = getattr(value, "real_obj", value)
+            else:
+                builder.add_constant(node, value)
     calls = [node for node in nodes if node.op not in ("placeholder", "output", "get_attr")]
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for node in calls:
@@ -179,6 +186,7 @@ def read_symbolic(
         marks=marks or _talks(calls),
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
+        objects={k: objects[r] for k, r in enumerate(results) if r in objects},
         passed={k: primals.index(r) for k, r in enumerate(results) if made[k] is None and r in primals},
     )
     return ReadStep(joint, tuple(builder.nodes), tuple(builder.sizes))
@@ -207,6 +215,12 @@ def _is_tangent(node: fx.Node) -> bool:
 
 def _is_tensor(one: object) -> bool:
     return isinstance(one, fx.Node) and isinstance(one.meta.get("val"), torch.Tensor)
+
+
+def _is_returned_object(node: fx.Node, value: object) -> bool:
+    """Whether this is no tensor and no function, and the step does nothing but return it."""
+    used = all(user.op == "output" for user in node.users)
+    return used and not isinstance(value, torch.Tensor | torch.nn.Module) and value is not None
 
 
 def _talks(nodes: Sequence[fx.Node]) -> str | None:

@@ -1,37 +1,38 @@
 """While a step is tried out, collectives give what this process can compute alone.
 
 A rank that plans runs the step as often as it likes, and measures its operators as often as the clock asks
-for. Others must not wait for it. So inside of :func:`alone` nothing is sent: each collective gives a tensor of
-the shape, type and strides of its result, made from its own input, in the memory that the real one takes. Two
-runs then still give the same bits, so that a planned step can be held against eager PyTorch.
+for. Others must not wait for it. So inside of :func:`alone` nothing is sent: each collective gives a tensor
+of the shape, type and strides of its result, made from its own input, in the memory that the real one takes.
+Two runs then still give the same bits, so that a planned step can be held against eager PyTorch.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from lowtide.distributed_internals import is_distributed
 from lowtide.errors import CaptureError
-from lowtide.torch_internals import TorchDispatchMode, is_distributed
-from lowtide.trace.eager.collectives import is_collective, name_of
-from lowtide.trace.step.joint import Joint
+from lowtide.torch_internals import TorchDispatchMode
+from lowtide.trace.distributed.collectives import is_collective, name_of
 
-__all__ = ["alone"]
+__all__ = ["StandIns", "alone"]
 
 
 @contextlib.contextmanager
-def alone(joint: Joint, arguments: Sequence[Any]) -> Iterator[None]:
-    """Inside, a step waits for no other process; the collectives of other steps are not changed."""
-    talks = any(is_collective(call.target) for call in joint.calls)
-    with _Alone() if talks or any(map(is_distributed, arguments)) else contextlib.nullcontext():
+def alone(targets: Iterable[Any], arguments: Iterable[Any]) -> Iterator[None]:
+    """Inside, a step that calls these functions with these arguments waits for no other process."""
+    talks = any(map(is_collective, targets))
+    mode: Any = StandIns
+    with mode() if talks or any(map(is_distributed, arguments)) else contextlib.nullcontext():
         yield
 
 
-class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers for other processes; all other operators run as they are."""
+class StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers for other processes, in this thread and in its backward; other operators run as they are."""
 
     leaves_calls_alone = True
 

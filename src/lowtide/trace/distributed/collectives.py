@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.torch_internals import OpOverload, schema_of, tensor_holders
-from lowtide.trace.eager.library import define
+from lowtide.distributed_internals import functional_collectives, tensor_holders
+from lowtide.torch_internals import OpOverload, schema_of
 
 __all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "name_of"]
 
@@ -61,13 +61,17 @@ def _let_go(tensor: torch.Tensor, holders: int) -> None:
         time.sleep(_PAUSE)
 
 
+_LIBRARY: Any = torch.library.Library("lowtide", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
 def _define_all() -> dict[str, Any]:
     """The joined operators by name; none where torch is built without collectives."""
-    functional, made = torch.ops._c10d_functional, dict[str, Any]()
+    functional, made = functional_collectives(), dict[str, Any]()
     for name in COLLECTIVES if hasattr(functional, _WAIT) else ():
         start = getattr(functional, name).default
         arguments = str(schema_of(start)).partition("(")[2]
-        define(f"{name}({arguments}", _joined(start, functional.wait_tensor.default))
+        _LIBRARY.define(f"{name}({arguments}")
+        _LIBRARY.impl(name, _joined(start, functional.wait_tensor.default), "CompositeExplicitAutograd")
         made[name] = getattr(torch.ops.lowtide, name).default
     return made
 
