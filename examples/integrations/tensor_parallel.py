@@ -46,19 +46,16 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Some blocks between two layers."""
+    """A block between two layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 4)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.block = Block()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Four numbers for each token."""
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        found: torch.Tensor = self.last(x)
+        found: torch.Tensor = self.last(self.block(self.first(x)))
         return found
 
 
@@ -80,8 +77,7 @@ def parallel() -> Network:
     model, mesh = Network(), init_device_mesh("cpu", (RANKS,))
     split = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel())
     joined = dict.fromkeys(("out", "down"), RowwiseParallel())
-    for block in model.blocks:
-        parallelize_module(block, mesh, {**split, **joined})
+    parallelize_module(model.block, mesh, {**split, **joined})
     return model
 
 
