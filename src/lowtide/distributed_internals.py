@@ -22,7 +22,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_distributed(value: object) -> bool:
-    """Whether a tensor is spread over processes: a DTensor. Seen in 2.11, 2.13."""
+    """Whether a tensor is spread over processes: a DTensor. Seen in 2.13."""
     return type(value) not in _PLAIN and isinstance(getattr(value, "_local_tensor", None), torch.Tensor)
 
 
@@ -42,11 +42,11 @@ def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_holders(tensor: torch.Tensor) -> int:
-    """How many in this process hold a tensor, all of Python as one. Seen in 2.11, 2.13."""
+    """How many in this process hold a tensor, all of Python as one. Seen in 2.13."""
     count: Any = getattr(tensor, "_use_count", None)
     return 1 if count is None else int(count())
 
 
 def functional_collectives() -> Any:
-    """The operators that a captured graph talks to other processes by. Seen in 2.11, 2.13."""
+    """The operators that a captured graph talks to other processes by. Seen in 2.13."""
     return torch.ops._c10d_functional

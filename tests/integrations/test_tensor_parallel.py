@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -325,6 +326,16 @@ def test_a_step_in_several_graphs_is_refused_with_the_way_out():
         step = torch.compile(broken, backend="lowtide", options=OPTIONS)
         with pytest.raises(CaptureError, match="must be captured as one graph"):
             step(model, batch())
+
+
+def test_a_collective_of_the_users_own_in_several_graphs_is_refused():
+    def broken(x):
+        y = all_reduce(x * 2, "sum", dist.group.WORLD)
+        torch._dynamo.graph_break()
+        return y.square().mean()
+
+    with group_of_two(), pytest.raises(CaptureError, match="must be captured as one graph"):
+        lowtide.fit(broken, batch(), **OPTIONS)
 
 
 def test_a_model_that_is_split_and_sharded_is_refused_with_the_way_out():

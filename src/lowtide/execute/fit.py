@@ -172,7 +172,7 @@ class Fitted:
                 f"{whole}. Fused kernels need a step in one graph: take kernels='eager' here"
             ) from whole
         modules = modules_in(self.function, *example, *keywords.values())
-        refuse_distributed_parts((p for module in modules for p in module.parameters()), str(whole))
+        refuse_distributed_parts((p for module in modules for p in module.parameters()), why=str(whole))
         subgraphs = self._parts()
         batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
 

@@ -148,6 +148,8 @@ class Subgraph(Planned):
         """The graph for the shapes of these arguments, run by a Program."""
         function = super().compiled(arguments, program, watch)
         self.interpreter = self.interpreters[-1] if self.interpreters else None
+        if self.interpreter is not None:
+            refuse_distributed_parts((), [call.target for call in self.interpreter.joint.calls])
         if self._aot is not None:
             self._several = self._aot.several
         return function if self.interpreter is None else with_uses_apart(function, self.interpreter)

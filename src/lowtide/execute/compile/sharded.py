@@ -10,8 +10,9 @@ from torch import nn
 
 from lowtide.distributed_internals import is_distributed
 from lowtide.errors import CaptureError
+from lowtide.trace.distributed.collectives import is_collective
 
-__all__ = ["has_distributed", "refuse_distributed_parts", "refuse_sharded"]
+__all__ = ["refuse_distributed_parts", "refuse_sharded"]
 
 
 def refuse_sharded(modules: Iterable[nn.Module]) -> None:
@@ -41,23 +42,18 @@ def refuse_sharded(modules: Iterable[nn.Module]) -> None:
         raise CaptureError(told)
 
 
-def has_distributed(values: Iterable[Any]) -> bool:
-    """Whether a tensor is among these that is spread over processes."""
-    return any(map(is_distributed, values))
+def refuse_distributed_parts(values: Iterable[Any], targets: Iterable[Any] = (), why: str = "") -> None:
+    """Refuse tensors that are spread over processes, and collectives, in a step of several graphs.
 
-
-def refuse_distributed_parts(values: Iterable[Any], why: str = "") -> None:
-    """Refuse tensors that are spread over processes in a step of several graphs.
-
-    Python runs between the graphs, as often as they are planned; collectives there would wait for others.
+    Its forward runs while it is planned, as often as the budget of each process asks for.
     """
-    if has_distributed(values):
+    if any(map(is_distributed, values)) or any(map(is_collective, targets)):
         because = f"{why.rstrip('.')}. " if why else ""
         raise CaptureError(
-            f"{because}A step with DTensors, as parallelize_module makes them, must be captured as one "
-            "graph: code between graphs would run collectives while one process plans and the others do "
-            "not. Take out what breaks the graph (`lowtide.fit(..., fullgraph=True)` names its line), or fit "
-            "the parts before and after it by themselves (docs/integrations.md)"
+            f"{because}A step with collectives, such as those of DTensors (parallelize_module), must be "
+            "captured as one graph: several graphs run while one process plans and the others do not. Take "
+            "out what breaks the graph (`lowtide.fit(..., fullgraph=True)` names its line), or fit the parts "
+            "before and after it by themselves (docs/integrations.md)"
         )
 
 

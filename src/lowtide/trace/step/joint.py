@@ -151,6 +151,7 @@ def read_symbolic(
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
         builder.add_leaf(node, node.name, Role.INPUT if again or _is_held(node) else Role.GRADIENT)
+    places = {node: place for place, node in enumerate(primals)}
     objects: dict[fx.Node, Any] = {}
     for node in nodes:
         if node.op == "get_attr":
@@ -187,7 +188,7 @@ def read_symbolic(
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
         objects={k: objects[r] for k, r in enumerate(results) if r in objects},
-        passed={k: primals.index(r) for k, r in enumerate(results) if made[k] is None and r in primals},
+        passed={k: places[r] for k, r in enumerate(results) if made[k] is None and r in places},
     )
     return ReadStep(joint, tuple(builder.nodes), tuple(builder.sizes))
 
