@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
 from lowtide.cost.unit import unit_seconds
+from lowtide.cost.watch import watch_cpu
 from lowtide.distributed_internals import local_of
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.compile.bits import same_bits
@@ -283,7 +284,8 @@ def same(one, other):
 def test_training_gives_the_same_bits_with_each_collective_once():
     with group_of_two() as mesh:
         model = parallel(mesh)
-        step = lowtide.fit(loss_of, model, batch(256), **OPTIONS | {"budget": "75%"})
+        x = batch(256)
+        step = lowtide.fit(loss_of, model, x, **OPTIONS | {"budget": "75%", "cost": "measured"})
         assert step.plan.decisions.recomputed > 0
         for function in (loss_of, step):
             with Recorded() as seen:
@@ -293,6 +295,10 @@ def test_training_gives_the_same_bits_with_each_collective_once():
                 ("all_reduce", (256, 4)),
                 ("all_reduce", (256, 8)),
             ]
+        model.zero_grad()
+        _, taken = watch_cpu(lambda _: step(model, x).backward())
+        given = sum(local_of(one).nbytes for one in (x, *model.parameters()))
+        assert given + taken.peak_bytes <= step.plan.budget_bytes
         model.zero_grad()
         assert same(trained(loss_of, parallel(mesh), (256,)), trained(step, model, (256,)))
         assert all(isinstance(p, DTensor) and isinstance(p.data, DTensor) for p in model.parameters())
