@@ -26,16 +26,18 @@ MAY_IMPORT = {
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
-    "torch_internals": BASE,
+    "distributed_internals": BASE,
+    "torch_internals": BASE | {"distributed_internals"},
     "inductor_internals": BASE | {"torch_internals"},
     "dynamo_internals": BASE,
     "device_internals": BASE,
     "graph": BASE,
     "cost": BASE | {"graph", "torch_internals", "device_internals"},
-    "trace": BASE | {"graph", "cost", "torch_internals", "dynamo_internals"},
+    "trace": BASE | {"graph", "cost", "torch_internals", "dynamo_internals", "distributed_internals"},
     "plan": BASE | {"graph", "cost"},
     "execute": BASE
-    | {"graph", "cost", "trace", "plan", "torch_internals", "inductor_internals", "device_internals"},
+    | {"graph", "cost", "trace", "plan", "torch_internals", "inductor_internals", "device_internals"}
+    | {"distributed_internals"},
     "integrations": {"errors", "execute"},
     "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},
@@ -67,8 +69,9 @@ ROOMS = {
     "trace": {
         "refusal": set(),
         "branches": set(),
-        "eager": {"branches"},
-        "step": {"refusal", "eager"},
+        "distributed": set(),
+        "eager": {"branches", "distributed"},
+        "step": {"refusal", "distributed", "eager"},
         "shapes": {"eager", "step"},
         "operators": {"step"},
         "groups": {"step"},
@@ -103,6 +106,7 @@ TORCH_IN = (
     "inductor_internals.py",
     "dynamo_internals.py",
     "device_internals.py",
+    "distributed_internals.py",
     "cost/clock.py",
     "cost/measure.py",
     "cost/probe.py",
@@ -213,7 +217,7 @@ def private_names_of_torch(source):
 
 
 def test_private_names_of_torch_stand_in_modules_of_their_own():
-    inside = [SOURCE / f"{name}_internals.py" for name in ("torch", "dynamo", "device")]
+    inside = [SOURCE / f"{name}_internals.py" for name in ("torch", "dynamo", "device", "distributed")]
     assert all(private_names_of_torch(path.read_text()) for path in inside)
     for path in modules():
         if path not in inside:

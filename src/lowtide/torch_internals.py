@@ -1,7 +1,8 @@
 """Every private name of torch that Lowtide uses, under a public name.
 
 Torch may change these names in any release: they stand in this module alone, those by which Dynamo translates
-Python in ``dynamo_internals.py``, and those of memory and time in ``device_internals.py``;
+Python in ``dynamo_internals.py``, those of memory and time in ``device_internals.py``, and those of tensors
+of several processes in ``distributed_internals.py``;
 ``tests/test_architecture.py`` holds the others to it. Each name, or group, says in which versions of torch it
 was seen, and handles what differs between them.
 Operators such as ``torch.ops.aten._to_copy`` are not among them: a captured graph calls them by these names.
@@ -41,10 +42,16 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
 # The base class of what watches operators below autograd. Seen in 2.11, 2.13, 2.14.
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 # The tensors in nested arguments and results. Seen in 2.11, 2.13, 2.14.
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lowtide.distributed_internals import local_of
 
 if TYPE_CHECKING:
     import torch._dynamo.config as dynamo_config
@@ -246,8 +253,13 @@ MATMUL_TAKES_SYMBOLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 
 
 
 def calls_are_watched() -> bool:
-    """Whether a dispatch mode is shown every call of an operator in this thread. Seen in 2.11, 2.13."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether a dispatch mode looks at every call of an operator in this thread. Seen in 2.11, 2.13.
+
+    One with ``leaves_calls_alone`` changes some operators and looks at no other.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return not all(getattr(mode, "leaves_calls_alone", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_excluded(key: DispatchKey) -> bool:
@@ -291,7 +303,7 @@ def sparse_entries(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Tells the storages of strided tensors apart, fake or real. Seen in 2.11, 2.13, 2.14."""
-    return int(tensor.untyped_storage()._cdata)
+    return int(local_of(tensor).untyped_storage()._cdata)
 
 
 def storage_owners(tensor: torch.Tensor) -> int:

@@ -24,6 +24,7 @@ NEEDED = {
     "gradient_scaler": (),
     "distributed_data_parallel": (),
     "fully_sharded": (),
+    "tensor_parallel": (),
 }
 """What each example imports."""
 

@@ -1,4 +1,4 @@
-"""Models that torch spreads over processes: blocks are fitted before they are sharded; the rest is refused."""
+"""Models that ``fully_shard`` spreads over processes: blocks are fitted before they are sharded."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowtide
 from lowtide.errors import CaptureError
@@ -73,22 +72,3 @@ def test_a_block_that_was_fitted_before_runs_by_its_plan(mesh, reshard):
     (_, expected), (step, found) = trained(fitted=False), trained(fitted=True)
     assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
     assert step.plan.budget_bytes > 0
-
-
-def test_tensor_parallel_models_are_refused_with_the_way_out(mesh):
-    model = Network()
-    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    with pytest.raises(CaptureError, match=r"DTensor, as tensor parallelism.*Fit the parts of the model"):
-        lowtide.fit(loss_of, model, torch.randn(16, 8), **OPTIONS)
-    step = torch.compile(loss_of, backend="lowtide")
-    with pytest.raises(CaptureError, match="DTensor"):
-        step(model, torch.randn(16, 8))
-
-
-def test_plain_parts_of_a_parallel_model_are_fitted(mesh):
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"parallel": Network(), "plain": Network()})
-    parallelize_module(model["parallel"], mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    x = torch.randn(16, 8)
-    step = lowtide.fit(loss_of, model["plain"], x, **OPTIONS)
-    assert same_bits(step(model["plain"], x).detach(), loss_of(model["plain"], x).detach())

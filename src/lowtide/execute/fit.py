@@ -15,7 +15,7 @@ from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.family import Shapes
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
-from lowtide.execute.compile.sharded import refuse_sharded
+from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
@@ -171,8 +171,9 @@ class Fitted:
             raise CaptureError(
                 f"{whole}. Fused kernels need a step in one graph: take kernels='eager' here"
             ) from whole
-        subgraphs = self._parts()
         modules = modules_in(self.function, *example, *keywords.values())
+        refuse_distributed_parts((p for module in modules for p in module.parameters()), why=str(whole))
+        subgraphs = self._parts()
         batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
 
         def run() -> Any:

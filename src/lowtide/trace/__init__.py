@@ -3,6 +3,7 @@
 Takes a function and example arguments; gives a :class:`~lowtide.trace.step.joint.Joint`. Nothing is run but
 on fake tensors. The folders:
 
+- ``distributed/``: collectives of a step that several processes compute together.
 - ``eager/``: every operator is the one that eager PyTorch runs, with the layout it really gives.
 - ``step/``: the joint forward-and-backward graph of AOTAutograd as a Graph.
 - ``shapes/``: a step that was traced with symbols for sizes, for the sizes of each call.

@@ -18,6 +18,7 @@ from lowtide.execute.breaks.graph_plans import GraphPlans
 from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.sharded import refuse_distributed_parts
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
@@ -147,12 +148,15 @@ class Subgraph(Planned):
         """The graph for the shapes of these arguments, run by a Program."""
         function = super().compiled(arguments, program, watch)
         self.interpreter = self.interpreters[-1] if self.interpreters else None
+        if self.interpreter is not None:
+            refuse_distributed_parts((), [call.target for call in self.interpreter.joint.calls])
         if self._aot is not None:
             self._several = self._aot.several
         return function if self.interpreter is None else with_uses_apart(function, self.interpreter)
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
+        refuse_distributed_parts(arguments)
         return self._late(super().made(arguments))
 
     def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:

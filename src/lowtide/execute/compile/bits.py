@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lowtide.distributed_internals import local_of
 from lowtide.torch_internals import sparse_entries
 
 __all__ = ["largest_difference", "same_bits"]
@@ -12,9 +13,13 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """The same type, layout, shape and bits; sparse tensors with the same entries in the same order."""
+    """The same type, layout, shape and bits; sparse tensors with the same entries in the same order.
+
+    Of tensors that are spread over processes, the parts of this one are compared.
+    """
     if one is None or other is None:
         return one is other
+    one, other = local_of(one), local_of(other)
     if (one.dtype, one.layout, one.shape) != (other.dtype, other.layout, other.shape):
         return False
     if one.layout is torch.strided:

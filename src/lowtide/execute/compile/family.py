@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch import fx
 
+from lowtide.distributed_internals import is_distributed
 from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
@@ -94,7 +95,8 @@ class Shapes:
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""
-        if aot.joint is not None and all(isinstance(one, torch.Tensor) for one in aot.inputs):
+        plain = all(isinstance(one, torch.Tensor) and not is_distributed(one) for one in aot.inputs)
+        if aot.joint is not None and plain:
             self.alone.insert(0, _Alone(_operators(aot.module), aot.inputs, aot.joint))
             del self.alone[_KEPT:]
 

@@ -20,7 +20,6 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
-from lowtide.execute.compile.sharded import refuse_distributed_tensors
 from lowtide.execute.compile.traced import called_before
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.kernels.compiler import can_compile
@@ -87,7 +86,6 @@ class FirstCall(ABC):
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The function, captured again until what it gives is what the capture says."""
-        refuse_distributed_tensors(arguments)
         if self._fused and not can_compile(arguments):
             self.run_eagerly()
         for _ in range(_CAPTURES):

@@ -35,12 +35,15 @@ class Traced:
 
     def __init__(self, compile_traced: Callable[..., Any], state: Any, capture: Any) -> None:
         self._compile, self.state, self.capture = compile_traced, state, capture
-        self._metadata = copy.copy(state.fw_metadata)  # compiling changes it
+        self._metadata = _copied(state.fw_metadata)  # compiling changes it
+        self._subclasses = _copied(getattr(capture, "maybe_subclass_meta", None))
 
     def compiled(self, compilers: Compilers) -> Callable[..., Any]:
         """The function, compiled by these; nothing of it is traced by Dynamo."""
         state, capture = copy.copy(self.state), copy.copy(self.capture)
-        state.fw_metadata = copy.copy(self._metadata)
+        state.fw_metadata = _copied(self._metadata)
+        if self._subclasses is not None:
+            capture.maybe_subclass_meta = _copied(self._subclasses)
         capture.wrappers = [copy.copy(one) for one in capture.wrappers]
         context = TracingContext.try_get()
         if context is not None:
@@ -64,6 +67,22 @@ class Traced:
         """The same function by other records of AOTAutograd; nothing of it is logged again."""
         state.aot_config = replace(state.aot_config, enable_log=False)
         return Traced(self._compile, state, capture)
+
+
+def _copied(record: Any) -> Any:
+    """A record of AOTAutograd, with records of its own for tensors that consist of others, as DTensors do."""
+    if record is None:
+        return None
+    found = copy.copy(record)
+    for name, value in vars(record).items():
+        if name == "fw_metadata":
+            setattr(found, name, _copied(value))
+        elif isinstance(value, list) and any(hasattr(one, "original_subclass") for one in value):
+            setattr(found, name, [_copied(one) if hasattr(one, "attrs") else one for one in value])
+        elif name == "attrs":
+            parts = {key: _copied(one) if hasattr(one, "attrs") else one for key, one in value.items()}
+            setattr(found, name, parts)
+    return found
 
 
 @contextlib.contextmanager
@@ -92,8 +111,8 @@ def traced_and_compiled(
 ) -> tuple[Callable[..., Any], Traced | None]:
     """The function, and what was traced, where it can be compiled again.
 
-    A module with parameters of its own, or with subclasses of tensors, is traced again each time, and so is
-    every one where this version of torch does not trace and compile in two stages.
+    A module with parameters of its own is traced again each time, and so is every one where this version of
+    torch does not trace and compile in two stages.
     """
     found: list[Traced] = []
     compiled = _compiled(module, inputs, compilers, found, lambda: None)
@@ -128,7 +147,7 @@ def _compiled(
     def compile_traced(state: Any, capture: Any, *args: Any) -> Any:
         assert second is not None
         alone = not list(module.parameters()) and not list(module.buffers())
-        if alone and getattr(capture, "maybe_subclass_meta", None) is None:
+        if alone:
             found.append(Traced(second, state, capture))
         then()
         return second(state, capture, *args)

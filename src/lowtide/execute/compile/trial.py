@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.execute.compile.bits import same_bits
 from lowtide.torch_internals import autocast_disabled, storage_id
+from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
 
 __all__ = ["TrialOutcome", "no_trace", "stepped", "untouched"]
@@ -36,11 +38,11 @@ def stepped(
 ) -> TrialOutcome:
     """Forward, and backward of everything that has one.
 
-    Hooks of the arguments do not run; what the step updates and random states are put back. What it leaves
-    behind is copied to the host where it is ``kept``.
+    Hooks of the arguments do not run, and no other process is waited for; what the step updates and random
+    states are put back. What it leaves behind is copied to the host where it is ``kept``.
     """
-    own = _alone(arguments)
-    with no_trace(own, leaves, joint) as changing:
+    own = _without_hooks(arguments)
+    with alone((call.target for call in joint.calls), own), no_trace(own, leaves, joint) as changing:
         given = [(r, k) for k, r in enumerate(function(*own)) if isinstance(r, torch.Tensor)]
         results = [r for r, _ in given]
         outputs = [(r, k) for r, k in given if r.requires_grad]
@@ -103,6 +105,8 @@ def _incoming(output: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
     """
     if output.numel() <= 1:
         return torch.ones_like(output)
+    if is_distributed(output):
+        return with_local(output, _incoming(local_of(output), like))
     numbers = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin()
     made = torch.empty_like(output)
     if like is not None and like.shape == output.shape and like.stride() != made.stride():
@@ -115,7 +119,7 @@ def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch
     return [(a, leaf.name) for a, leaf in pairs if isinstance(a, torch.Tensor)]
 
 
-def _alone(arguments: Sequence[Any]) -> list[Any]:
+def _without_hooks(arguments: Sequence[Any]) -> list[Any]:
     """Tensors on the same memory, without hooks; those that share theirs stay what they are to each other."""
     users = _users(arguments)
 
@@ -138,4 +142,4 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().to("cpu", copy=True)
+    return None if tensor is None else local_of(tensor.detach()).to("cpu", copy=True)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import TrialOutcome, stepped
@@ -174,6 +175,9 @@ def _changed(argument: Any, generator: torch.Generator, rounding: float) -> Any:
         or argument.layout is not torch.strided
     ):
         return argument
+    if is_distributed(argument):
+        own = _changed(local_of(argument.detach()), generator, rounding)
+        return with_local(argument.detach(), own).requires_grad_(argument.requires_grad)
     value = argument.detach()
     signs = torch.randint(-1, 2, value.shape, generator=generator).to(value.device)
     factor = 1 + signs.to(torch.float64) * max(rounding, torch.finfo(value.dtype).eps)

@@ -15,6 +15,7 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import RESIDENT_ROLES, Role
 from lowtide.plan.program.instructions import Fetch, Send
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
+from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.units import format_bytes
@@ -317,6 +318,8 @@ def _cannot(interpreter: Interpreter) -> str | None:
         return "Lowtide was installed without a C compiler"
     if any(isinstance(line, Send | Fetch) for line in interpreter.program.instructions):
         return "tensors are copied to the host"
+    if any(is_collective(call.target) for call in interpreter.joint.calls):
+        return "other processes take part in the step"
     if interpreter.states or interpreter.hosts:
         return "random operators run again"
     if all(t in interpreter.joint.inputs for t in interpreter.saved):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lowtide.distributed_internals import local_of
 from lowtide.execute.memory.host import available_bytes
 from lowtide.plan.program.memory import rounded
 
@@ -23,7 +24,8 @@ class Room:
     """The memory of the device that a step's arguments are on."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        tensors = [a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided]
+        strided = (a for a in arguments if isinstance(a, torch.Tensor) and a.layout is torch.strided)
+        tensors = [local_of(a) for a in strided]
         on_cuda = [t for t in tensors if t.is_cuda]
         self.device = on_cuda[0].device if on_cuda else torch.device("cpu")
         mine = on_cuda if on_cuda else tensors

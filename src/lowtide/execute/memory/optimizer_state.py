@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import nn
 
+from lowtide.distributed_internals import local_of
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Role, Tensor
 
@@ -34,7 +35,7 @@ def state_of(
             return []
         states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
         values = [value for state in states for value in state.values()]
-        return [v for v in values if isinstance(v, torch.Tensor) and v.device == device]
+        return [local_of(v) for v in values if isinstance(v, torch.Tensor) and v.device == device]
 
     return found
 

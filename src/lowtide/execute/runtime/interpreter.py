@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -94,6 +94,8 @@ class Interpreter:
         """What runs both parts in place of the lines here, where CUDA graphs were asked for."""
         self.apart: list[Any] = []
         """Gradients of the latest backward behind one an input, until somebody takes them."""
+        self._passed: Mapping[int, Any] = {}
+        """Results that are arguments of the latest forward and no tensors."""
         self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
@@ -172,6 +174,7 @@ class Interpreter:
             if tensor is not None:
                 table[tensor] = value
         self._set_out(frame, arguments)
+        self._passed = {result: arguments[place] for result, place in joint.passed.items()}
         arguments.clear()
         before = {t: table[t].clone() for t in self.copied}
         lines: Sequence[Line | Step] = self._quick_forward if frame.quick else self._forward
@@ -180,7 +183,8 @@ class Interpreter:
         snapshot.take([table[t] for t in self._early])
         run_lines(lines[between:], frame, self.marker)
         frame.settle()  # backward is another call
-        outputs = [joint.plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
+        plain = {**joint.plain, **joint.objects, **self._passed}
+        outputs = [plain.get(k) if t is None else table[t] for k, t in enumerate(joint.outputs)]
         saved = [before.get(t, table[t]) for t in self.saved]
         hosts = [frame.hosts[t] for t in self.hosts]
         self._hand_over(frame, hosts)
@@ -222,8 +226,10 @@ class Interpreter:
             ticket = self._sent.pop(host.data_ptr(), None)
             frame.sent[tensor] = ticket, self._forms[tensor]
             frame.outgoing[tensor] = ticket
-        for tensor, value in zip(joint.tangents, given[kept + sent + states :], strict=True):
+        incoming = [one for one in given[kept + sent + states :] if isinstance(one, torch.Tensor)]
+        for tensor, value in zip(joint.tangents, incoming, strict=True):
             frame.table[tensor] = value
+        incoming.clear()
         given.clear()
         self._go_on(frame)
         if not frame.quick:
@@ -234,7 +240,10 @@ class Interpreter:
         frame.settle()
         for one in frame.travellers.values():
             one.end()
-        gradients = [None if t is None else frame.table[t] for t in joint.gradients]
+        gradients = [
+            self._passed.get(k, joint.objects.get(k)) if t is None else frame.table[t]
+            for k, t in enumerate(joint.gradients, len(joint.outputs))
+        ]
         self.apart = gradients[len(joint.inputs) :]
         return gradients[: len(joint.inputs)]
 

@@ -45,8 +45,8 @@ def _plain(value: Any) -> bool:
 def pinned_leaves(joint: Joint, arguments: Sequence[Any], state: Sequence[torch.Tensor]) -> list[int]:
     """Leaves whose memory cannot be given back: it is not theirs alone."""
     size = len(joint.graph.tensors)
-    if len(joint.inputs) != len(arguments):
-        return list(range(size))
+    if len(joint.inputs) != len(arguments):  # torch puts some on one storage together, or a mesh beside them
+        return [*range(size), *(size + k for k, alone in enumerate(may_leave(state)) if not alone)]
     places = [*joint.inputs, *range(size, size + len(state))]
     able = may_leave([*arguments, *state])
     return [t for t, alone in zip(places, able, strict=True) if t is not None and not alone]

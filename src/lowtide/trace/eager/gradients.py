@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.distributed_internals import local_of
 from lowtide.trace.eager.layouts import as_number
 from lowtide.trace.eager.library import define
 
-__all__ = ["copy_gradients", "gradient_strides", "is_dense", "laid_out"]
+__all__ = ["copy_gradients", "gradient_strides", "is_dense", "laid_out", "place_of", "whole"]
 
 _FROM_CODE = ("seq_nr", "stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
@@ -37,6 +38,7 @@ def gradient_strides(inputs: Sequence[object]) -> list[tuple[int, ...] | None]:
 def _kept(value: torch.Tensor) -> tuple[int, ...] | None:
     if not value.requires_grad or not value.is_leaf or value.layout is not torch.strided:
         return None
+    value = local_of(value)
     if is_dense(tuple(map(as_number, value.shape)), tuple(map(as_number, value.stride()))):
         return tuple(value.stride())
     return tuple(torch.empty(value.shape, device="meta").stride())
@@ -66,9 +68,9 @@ def copy_gradients(
     returned = {*given, *(one for one in results[:num_outputs] if isinstance(one, fx.Node))}
     inputs = [node for node in given if not node.name.startswith("tangents")]
     for k, node in enumerate(results[num_outputs : num_outputs + len(inputs)]):
-        if not isinstance(node, fx.Node):
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        place = _place(given[k], k)
+        place = place_of(given[k], k)
         wanted = strides[place] if place is not None and place < len(strides) else None
         if wanted is not None and not _lies(node.meta.get("val"), wanted):
             results[num_outputs + k] = laid_out(graph, node, wanted)
@@ -78,11 +80,24 @@ def copy_gradients(
     output.args = (tuple(results),)
 
 
-def _place(node: fx.Node, position: int) -> int | None:
-    """Which input of the function an input of the graph is; None for memory that several of them lie in."""
-    told = node.meta.get("desc")
+def place_of(node: fx.Node, position: int) -> int | None:
+    """Which input of the function an input of the graph is, or is a part of.
+
+    None for memory that several of them lie in.
+    """
+    told = whole(node.meta.get("desc"))
     place: int | None = position if told is None else getattr(told, "idx", None)
     return place
+
+
+def whole(told: Any) -> Any:
+    """What AOTAutograd tells of a tensor that one of its inputs or results is a part of.
+
+    A DTensor is the tensor of this process and a mesh to it.
+    """
+    while hasattr(told, "base") and hasattr(told, "attr"):
+        told = told.base
+    return told
 
 
 def _lies(value: Any, stride: Sequence[int]) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from lowtide.distributed_internals import local_of
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import (
     FakeTensorMode,
@@ -155,9 +156,9 @@ def fake_arguments(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
 def _faked(mode: FakeTensorMode, argument: torch.Tensor) -> torch.Tensor:
     fake = mode.from_tensor(argument)
     if argument.layout is torch.strided:
-        size = argument.untyped_storage().nbytes()
-        if fake.untyped_storage().nbytes() < size:  # torch takes what lies behind it for somebody else's
-            fake.untyped_storage().resize_(size)
+        size, memory = local_of(argument).untyped_storage().nbytes(), local_of(fake).untyped_storage()
+        if memory.nbytes() < size:  # torch takes what lies behind it for somebody else's
+            memory.resize_(size)
     return fake
 
 

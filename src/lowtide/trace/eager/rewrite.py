@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.trace.distributed.collectives import join_waits
 from lowtide.trace.eager.updates import update_in_place
 
 __all__ = ["as_eager", "rewrite_batch_norm", "traced_in_forward"]
@@ -27,6 +28,7 @@ _MOVED = {3: 4, 4: 5}
 def as_eager(module: fx.GraphModule) -> fx.GraphModule:
     """The same module, its graph changed where eager would run another kernel; it is read, and never run."""
     _without_detach(module.graph)
+    join_waits(module.graph)
     rewrite_batch_norm(module, lambda value: value.is_cuda)
     update_in_place(module)
     return module

@@ -16,6 +16,7 @@ from lowtide.cost.short import saved_results
 from lowtide.errors import CaptureError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Source, Tensor, validate
 from lowtide.torch_internals import overload_name, schema_of, storage_id
+from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, in_place_form
 from lowtide.trace.eager.kernels import eager_target
 from lowtide.trace.eager.layouts import as_number, is_functional_of, same_sort
@@ -179,7 +180,7 @@ class Builder:
                 differentiates=self._differentiated(node, phase),
                 overload=overload_name(node.target),
                 random=is_random(node),
-                once=not is_random(node) and getattr(node.target, "namespace", "aten") not in _REPEATABLE,
+                once=_runs_once(node),
                 body=node.target.graph if isinstance(node.target, Group) else None,
                 **call_facts(node, args, kwargs, _strides),
             )
@@ -250,6 +251,12 @@ class Builder:
                 updated_early=tuple(sorted(set(self.early))),
             )
         )
+
+
+def _runs_once(node: fx.Node) -> bool:
+    """Whether a second run may not give the same, or waits for other processes that do not run it again."""
+    known = getattr(node.target, "namespace", "aten") in _REPEATABLE and not is_collective(node.target)
+    return not is_random(node) and not known
 
 
 _REPEATABLE = frozenset({"aten", "prims", "lowtide"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import fx
 
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
+from lowtide.trace.distributed.collectives import COLLECTIVES, is_collective, lacks_joined_form
+from lowtide.trace.eager.gradients import place_of, whole
 from lowtide.trace.eager.in_place_calls import NO_GRAD
 from lowtide.trace.eager.layouts import Layout, layout_of
 from lowtide.trace.eager.rewrite import traced_in_forward
@@ -64,6 +66,13 @@ class Joint:
     """Compiled kernels by their group, where tiles of this step, and what is around them, run in groups."""
     split: bool = False
     """Whether the backward of its convolutions, and of those of its tiles, runs in two calls each."""
+    passed: Mapping[int, int] = field(default_factory=dict)
+    """Results that are inputs and no tensors, as the mesh of a DTensor is: the place of each such input.
+
+    Results are counted from those of forward on through the gradients.
+    """
+    objects: Mapping[int, Any] = field(default_factory=dict)
+    """Such results that are in no input: torch may have met the same mesh before, and hold another of it."""
     looks: Callable[[int], Layout] | None = None
     """How a strided tensor lies in memory, where that is known without its value."""
 
@@ -114,6 +123,7 @@ def read_joint(
     for node in module.graph.nodes:
         if node.op == "call_function":
             _refuse_what_depends_on_values(node)
+            _refuse_unknown_collectives(node)
     return read_symbolic(module, num_outputs, leaves, marks, again=again, apart=apart).joint
 
 
@@ -131,28 +141,35 @@ def read_symbolic(
     results = list(nodes[-1].args[0])
     placeholders = [node for node in nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not _is_tangent(node)]
-    tangents = [node for node in placeholders if _is_tangent(node)]
+    tangents = [node for node in placeholders if _is_tangent(node) and _is_tensor(node)]
     forward = forward_nodes(nodes, num_outputs, again=again)
     builder = Builder()
     for position, node in enumerate(primals):
-        place = getattr(node.meta.get("desc"), "idx", position)
-        leaf = leaves[place] if place < len(leaves) else Leaf(node.name, Role.INPUT)
+        place = place_of(node, position)
+        known = place is not None and place < len(leaves)
+        leaf = leaves[place or 0] if known else Leaf(node.name, Role.INPUT)
         builder.add_leaf(node, leaf.name, leaf.role)
     for node in tangents:
         builder.add_leaf(node, node.name, Role.INPUT if again or _is_held(node) else Role.GRADIENT)
+    places = {node: place for place, node in enumerate(primals)}
+    objects: dict[fx.Node, Any] = {}
     for node in nodes:
         if node.op == "get_attr":
-            builder.add_constant(node, getattr(module, str(node.target), None))
+            value = getattr(module, str(node.target), None)
+            if _is_returned_object(node, value):
+                objects[node] = getattr(value, "real_obj", value)
+            else:
+                builder.add_constant(node, value)
     calls = [node for node in nodes if node.op not in ("placeholder", "output", "get_attr")]
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for node in calls:
             if (node in forward) == (phase is Phase.FORWARD):
                 builder.add_call(node, phase)
     inputs = tuple(builder.tensor_of.get(node) for node in primals)
-    gradients = tuple(builder.tensor_of[r] if isinstance(r, fx.Node) else None for r in results[num_outputs:])
-    outputs = tuple(
-        builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results[:num_outputs]
-    )
+    made = tuple(builder.tensor_of.get(r) if isinstance(r, fx.Node) else None for r in results)
+    lost = [r for r, t in zip(results, made, strict=True) if t is None and _is_tensor(r)]
+    assert not lost, lost
+    outputs, gradients = made[:num_outputs], made[num_outputs:]
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
     joint = Joint(
@@ -167,9 +184,11 @@ def read_symbolic(
         constants=builder.constants,
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
         stopped=_stopped(calls, builder) if tangents else frozenset(),
-        marks=marks,
+        marks=marks or _talks(calls),
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
+        objects={k: objects[r] for k, r in enumerate(results) if r in objects},
+        passed={k: places[r] for k, r in enumerate(results) if made[k] is None and r in places},
     )
     return ReadStep(joint, tuple(builder.nodes), tuple(builder.sizes))
 
@@ -195,6 +214,22 @@ def _is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
+def _is_tensor(one: object) -> bool:
+    return isinstance(one, fx.Node) and isinstance(one.meta.get("val"), torch.Tensor)
+
+
+def _is_returned_object(node: fx.Node, value: object) -> bool:
+    """Whether this is no tensor and no function, and the step does nothing but return it."""
+    used = all(user.op == "output" for user in node.users)
+    return used and not isinstance(value, torch.Tensor | torch.nn.Module) and value is not None
+
+
+def _talks(nodes: Sequence[fx.Node]) -> str | None:
+    """Whether other processes take part in the gradients, in words."""
+    talks = any(is_collective(node.target) for node in nodes)
+    return "other processes take part in it (collectives)" if talks else None
+
+
 def _is_held(tangent: fx.Node) -> bool:
     """Whether an incoming gradient counts throughout: autograd holds it until the backward of the step ends.
 
@@ -205,7 +240,7 @@ def _is_held(tangent: fx.Node) -> bool:
 
 def _result_of(tangent: fx.Node) -> int | None:
     """Which result of the function an incoming gradient is of."""
-    return getattr(getattr(tangent.meta.get("desc"), "output", None), "idx", None)
+    return getattr(getattr(whole(tangent.meta.get("desc")), "output", None), "idx", None)
 
 
 def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
@@ -234,6 +269,15 @@ def _reached(roots: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.N
             found.add(node)
             stack += onward(node)
     return found
+
+
+def _refuse_unknown_collectives(node: fx.Node) -> None:
+    if lacks_joined_form(node.target):
+        raise CaptureError(
+            f"{where(node)}: {kind_of(node.target)} talks to other processes in a way that is not supported "
+            f"in a planned step. Supported are {', '.join(COLLECTIVES)}; leave this part out of the compiled "
+            "function"
+        )
 
 
 def _refuse_what_depends_on_values(node: fx.Node) -> None:

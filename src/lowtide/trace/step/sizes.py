@@ -87,11 +87,13 @@ class Symbolic:
     def of_tensors(self) -> tuple[fx.GraphModule, list[frozenset[int]]] | None:
         """The function of tensors alone, its sizes taken from them; and which sizes of each tensor vary.
 
-        None where it takes a number that is the size of no tensor.
+        None where it takes a number that is the size of no tensor, or an object, such as a mesh of devices.
         """
         nodes = list(self._module.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         tensors = [node for node in inputs if node not in self._values]
+        if any(node not in self._sizes for node in tensors):
+            return None
         graph = fx.Graph()
         made = {node: graph.placeholder(node.name) for node in tensors}
         for node in inputs:
