@@ -108,6 +108,7 @@ __all__ = [
     "functorch_config",
     "inductor_config",
     "inside_double_backward",
+    "inside_transform",
     "is_excluded",
     "is_view",
     "last_sequence_number",
@@ -260,6 +261,11 @@ def calls_are_watched() -> bool:
     if not torch._C._len_torch_dispatch_stack():
         return False
     return not all(getattr(mode, "leaves_calls_alone", False) for mode in _get_current_dispatch_mode_stack())
+
+
+def inside_transform() -> bool:
+    """Whether a transform of torch.func runs, such as grad or vmap. Seen in 2.11, 2.13."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_excluded(key: DispatchKey) -> bool:

@@ -275,3 +275,24 @@ def test_hooks_that_come_and_go_later_run():
     for hook in hooks:
         hook.remove()
     assert same(left_behind(model, step, x), left_behind(twin, loss, x))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_inside_a_transform_of_torch_func_the_step_runs_as_it_is(transform):
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)),
+        torch.randn(4, 8),
+    )
+
+    def loss_of(model, x):
+        return model(x).square().mean()
+
+    step = lowtide.fit(loss_of, model, x, budget="100%", time_limit=0.5)
+
+    def applied(function):
+        transformed = getattr(torch.func, transform)(lambda x: function(model, x))
+        return transformed(x if transform == "grad" else x[None])
+
+    with pytest.warns(UserWarning, match="inside a transform of torch.func"):
+        found = applied(step)
+    assert torch.equal(found, applied(loss_of))

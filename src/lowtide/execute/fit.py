@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_buck
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
-from lowtide.torch_internals import TorchDynamoException, storage_id, tree_leaves
+from lowtide.torch_internals import TorchDynamoException, inside_transform, storage_id, tree_leaves
 from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.eager.is_compiling import Answers, asked_by
@@ -73,6 +74,13 @@ class Fitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
         bring_back()  # of a step whose backward is still to come
+        if inside_transform():
+            warnings.warn(
+                "a fitted step is called inside a transform of torch.func: it runs as it is there, and no "
+                "budget holds. Fit the function that applies the transform",
+                stacklevel=2,
+            )
+            return self.function(*args, **kwargs)
         if self._subgraphs is not None:
             return self._in_parts(args, kwargs)
         try:
