@@ -24,6 +24,8 @@ __all__ = [
     "start_memory_recorder",
     "stop_allocating_to_pool",
     "stop_memory_recorder",
+    "tf32_in_convolutions",
+    "tf32_in_products",
     "uses_of_storage",
 ]
 
@@ -121,3 +123,20 @@ def large_allocations(device: int) -> int:
 def free_library_workspaces() -> None:
     """Have cuBLAS take its workspaces anew when it needs them. Seen in 2.11, 2.13."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def tf32_in_convolutions() -> bool:
+    """Whether cuDNN may round float32 to TF32. Seen in 2.11, 2.13."""
+    return _tf32(lambda: torch.backends.cudnn.allow_tf32)
+
+
+def tf32_in_products() -> bool:
+    """Whether cuBLAS may. Seen in 2.11, 2.13."""
+    return _tf32(lambda: torch.backends.cuda.matmul.allow_tf32)
+
+
+def _tf32(allowed: Callable[[], bool]) -> bool:
+    try:
+        return allowed()
+    except RuntimeError:  # set by the newer names alone, which these do not tell
+        return True

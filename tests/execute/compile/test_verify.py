@@ -7,10 +7,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
+from lowtide.device_internals import tf32_in_convolutions, tf32_in_products
 from lowtide.errors import RunError
 from lowtide.execute.compile import verify
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.verify import Verification
+from lowtide.execute.compile.verify import Verification, in_tf32
 from lowtide.execute.runtime import launch
 
 
@@ -221,3 +222,18 @@ def test_a_cell_is_not_refused_for_its_last_bits():
     model(x).backward()
     for one, p in zip(found, model.parameters(), strict=True):
         assert torch.allclose(one, p.grad, rtol=0, atol=1e-6 * float(p.grad.abs().max()))
+
+
+def test_convolutions_and_products_may_round_to_tf32(monkeypatch):
+    kinds = ["aten.relu", "aten.convolution_backward"]
+    for convolutions, products in ((True, False), (False, True), (False, False)):
+        monkeypatch.setattr(verify, "tf32_in_convolutions", lambda: convolutions)  # noqa: B023
+        monkeypatch.setattr(verify, "tf32_in_products", lambda: products)  # noqa: B023
+        assert in_tf32(kinds) == convolutions
+        assert in_tf32(["aten.addmm"]) == products
+        assert not in_tf32(["aten.relu"])
+
+
+def test_the_settings_of_pytorch_are_read():
+    assert tf32_in_convolutions() == torch.backends.cudnn.allow_tf32
+    assert tf32_in_products() == torch.backends.cuda.matmul.allow_tf32

@@ -12,13 +12,14 @@ it may be eager that rounds more.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from lowtide.device_internals import tf32_in_convolutions, tf32_in_products
 from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
@@ -29,7 +30,11 @@ from lowtide.trace.eager.in_place_calls import operator_in_place
 from lowtide.trace.step.checkpoints import without_checkpoints
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["Verification"]
+__all__ = ["Verification", "in_tf32"]
+
+_TF32 = 2.0**-10
+"""A rounding of TF32."""
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 
 _RUNS = 8
 """So often eager is run again to see how much it differs from itself."""
@@ -130,9 +135,13 @@ class Verification:
         )
 
     def _coarsest(self) -> float:
-        """A rounding of the shortest type that the step computes with, as under autocast."""
+        """A rounding of the shortest type that the step computes with, as under autocast or in TF32."""
         kinds = {value.dtype for value in self.joint.values if value.is_floating_point()}
-        return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+        roundings = [torch.finfo(kind).eps for kind in kinds]
+        on_cuda = any(value.device.type == "cuda" for value in self.joint.values)
+        if on_cuda and torch.float32 in kinds and in_tf32(op.kind for op in self.joint.graph.ops):
+            roundings.append(_TF32)
+        return max(roundings, default=0.0)
 
     def _told(self, eager: TrialOutcome, k: int, name: str, apart: float, allowed: float, size: float) -> str:
         results, gradients = len(eager.results), len(eager.gradients)
@@ -153,6 +162,14 @@ class Verification:
             f"{'in tiles' if self.plan.decisions.tiles else 'without tiles'}). Until then leave out what "
             "differs, take only='recompute', or verify=False, which does not compare"
         )
+
+
+def in_tf32(kinds: Iterable[str]) -> bool:
+    """Whether operators of these kinds round float32 to TF32 on CUDA, as PyTorch is set."""
+    found = set(kinds)
+    convolutions = any("convolution" in kind for kind in found)
+    products = not found.isdisjoint(_PRODUCTS)
+    return (convolutions and tf32_in_convolutions()) or (products and tf32_in_products())
 
 
 def _values(outcome: TrialOutcome) -> Iterator[tuple[str, torch.Tensor | None]]:
