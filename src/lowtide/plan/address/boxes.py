@@ -1,9 +1,9 @@
 """Allocations as boxes of time and memory, in numbers: what the placements work on.
 
-    units │   ┌────┐          A box is as wide as its allocation lives and as high as its bytes, in units
-          │ ┌─┴──┐ │          of the alignment. Boxes that overlap in time must not overlap in memory.
-          │ │ A  ├─┘ B        The load of an instant is the height of all boxes over it; the largest is a
-          └─┴────┴──── time   lower bound of the arena.
+units │   ┌────┐          A box is as wide as its allocation lives and as high as its bytes, in units
+      │ ┌─┴──┐ │          of the alignment. Boxes that overlap in time must not overlap in memory.
+      │ │ A  ├─┘ B        The load of an instant is the height of all boxes over it; the largest is a
+      └─┴────┴──── time   lower bound of the arena.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Boxes:
     """The allocation that each box stands for."""
     birth: Ints
     death: Ints
+    lifetime: Ints
+    """In events; births and deaths are numbered without gaps, which changes how long a life seems."""
+    start: Ints
+    """The event at which a box begins."""
     size: Ints
     pinned: Ints
     """The unit at which a box must begin, or FREE."""
@@ -49,6 +53,11 @@ class Boxes:
         ended = np.searchsorted(np.sort(self.death), self.birth, side="right")
         return int((begun - ended).sum() - len(self)) // 2
 
+    @property
+    def has_pins(self) -> bool:
+        """Whether some box has its place already."""
+        return bool((self.pinned != FREE).any())
+
     def height(self, offsets: Ints) -> int:
         """The arena that a placement needs."""
         return int((offsets + self.size).max(initial=0))
@@ -63,6 +72,7 @@ def boxes_of(allocations: Sequence[Allocation], alignment: int) -> Boxes:
     ]
     table = np.array(rows, np.int64).reshape(-1, 5)
     source, birth, death, size, place = (np.ascontiguousarray(column) for column in table.T)
+    lifetime, start = death - birth, birth
     times, numbers = np.unique(np.concatenate([birth, death]), return_inverse=True)
     birth, death = numbers[: len(rows)].astype(np.int64), numbers[len(rows) :].astype(np.int64)
     free = place == FREE
@@ -71,7 +81,7 @@ def boxes_of(allocations: Sequence[Allocation], alignment: int) -> Boxes:
     pinned = np.where(free, FREE, first)
     load = _largest_load(birth, death, units, len(times))
     bound = max(load, int((first + units)[~free].max(initial=0)))
-    return Boxes(source, birth, death, units, pinned, len(times), bound)
+    return Boxes(source, birth, death, lifetime, start, units, pinned, len(times), bound)
 
 
 def peak_bytes(allocations: Sequence[Allocation]) -> int:

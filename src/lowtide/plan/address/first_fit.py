@@ -13,12 +13,14 @@ from lowtide.plan.address.boxes import FREE, Boxes, Ints
 
 __all__ = ["ORDERS", "first_fit"]
 
-ORDERS: dict[str, Callable[[Boxes], Ints]] = {
-    "size": lambda boxes: -boxes.size,
-    "area": lambda boxes: -boxes.size * (boxes.death - boxes.birth),
-    "lifetime": lambda boxes: boxes.birth - boxes.death,
+ORDERS: dict[str, Callable[[Boxes], tuple[Ints, ...]]] = {
+    "size": lambda boxes: (-boxes.size,),
+    "size and lifetime": lambda boxes: (-boxes.size, boxes.birth - boxes.death),
+    "size and death": lambda boxes: (-boxes.size, -boxes.death),
+    "area": lambda boxes: (-boxes.size * (boxes.death - boxes.birth),),
+    "lifetime": lambda boxes: (boxes.birth - boxes.death, -boxes.size),
 }
-"""What boxes are sorted by, smallest first."""
+"""What boxes are sorted by, the first key first and smallest first; boxes that are equal keep their order."""
 
 _SAID_EVERY = 2048
 
@@ -72,9 +74,9 @@ def first_fit(
 
     ``progress`` is told now and then how many boxes are placed.
     """
-    offsets = boxes.pinned.copy()
+    offsets: Ints = boxes.pinned.copy()
     placed = _Placed(boxes)
-    ranks = np.lexsort((np.arange(len(boxes)), ORDERS[order](boxes)))
+    ranks = np.lexsort((np.arange(len(boxes)), *reversed(ORDERS[order](boxes))))
     fixed = boxes.pinned[ranks] != FREE
     for number, k in enumerate([*ranks[fixed].tolist(), *ranks[~fixed].tolist()]):
         birth, death, size = int(boxes.birth[k]), int(boxes.death[k]), int(boxes.size[k])

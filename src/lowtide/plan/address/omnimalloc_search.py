@@ -12,7 +12,7 @@ from lowtide.plan.address.boxes import FREE, Boxes, Ints
 
 __all__ = ["preparation_seconds", "search"]
 
-_SECONDS_PER_CONFLICT = 1.2e-7
+_SECONDS_PER_CONFLICT = 4e-7
 """Measured on two cores of aarch64 (benchmarks/addresses.py), with room for a slower machine."""
 _SECONDS_PER_BOX = 5e-6
 
@@ -22,24 +22,26 @@ def preparation_seconds(boxes: Boxes) -> float:
     return boxes.conflicts * _SECONDS_PER_CONFLICT + len(boxes) * _SECONDS_PER_BOX
 
 
-def search(boxes: Boxes, seconds: float) -> tuple[Ints, bool]:
-    """A placement found within about so many seconds, and whether it is proven to be the lowest."""
+def search(boxes: Boxes, seconds: float, *, backwards: bool = False) -> tuple[Ints, bool]:
+    """A placement found within about so many seconds, and whether it is proven to be the lowest.
+
+    ``backwards`` turns time round, which changes nothing but where the search looks first.
+    """
     from omnimalloc import Allocation
     from omnimalloc.allocators import SimulatedAnnealingAllocator, SupermallocAllocator
 
-    pinned = bool((boxes.pinned != FREE).any())
-    columns = (boxes.size.tolist(), boxes.birth.tolist(), boxes.death.tolist(), boxes.pinned.tolist())
+    end = boxes.start + boxes.lifetime
+    begin, end = (end.max() - end, end.max() - boxes.start) if backwards else (boxes.start, end)
+    columns = (boxes.size.tolist(), begin.tolist(), end.tolist(), boxes.pinned.tolist())
     asked = tuple(
         Allocation(k, size, birth, death, None if place == FREE else place)
         for k, (size, birth, death, place) in enumerate(zip(*columns, strict=True))
     )
     proven = False
-    if pinned:
+    if boxes.has_pins:
         found = SimulatedAnnealingAllocator(timeout=seconds, max_iterations=1_000_000).allocate(asked)
     else:
         result = SupermallocAllocator(timeout=seconds).solve(asked)
         found, proven = result.allocations, result.proved_optimal
-    offsets = np.empty(len(boxes), np.int64)
-    for one in found:
-        offsets[one.id] = one.offset
-    return offsets, proven
+    places = {one.id: one.offset for one in found}
+    return np.array([places[k] for k in range(len(boxes))], np.int64), proven

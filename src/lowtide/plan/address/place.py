@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
 
 from lowtide.errors import PlanError
-from lowtide.plan.address.boxes import FREE, Boxes, Ints, boxes_of, peak_bytes
-from lowtide.plan.address.first_fit import first_fit
+from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
+from lowtide.plan.address.first_fit import ORDERS, first_fit
 from lowtide.plan.address.omnimalloc_search import preparation_seconds, search
+from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, Clock, Placed
 
 __all__ = ["TIME_LIMIT", "place"]
@@ -20,7 +20,11 @@ __all__ = ["TIME_LIMIT", "place"]
 TIME_LIMIT = 3.0
 """Seconds of a search, where nobody says more."""
 _MANY = 20_000
-"""So many boxes take greedy placement seconds: with a search's result at hand it can often end early."""
+"""So many boxes take greedy placement seconds: with another result at hand it can often end early."""
+_MOST_CONFLICTS = 200_000_000
+"""Pairs that overlap in time, up to which very many boxes are placed from the ground up in seconds."""
+_FEW = 500
+"""So few are placed in other orders too in no time, even after the search has had all of its own."""
 _MOST_BYTES = 1 << 62
 
 
@@ -40,10 +44,11 @@ def place(
     began = time.perf_counter()
     _refuse(allocations, alignment)
     boxes = boxes_of(allocations, alignment)
-    offsets, greedy, method, proven = _best(boxes, began + time_limit, progress or _silent)
-    height = boxes.height(offsets)
+    best = _Search(boxes, began + time_limit, progress or _silent)
+    greedy = best.run()
     where = np.array([one.pinned or 0 for one in allocations], np.int64)
-    where[boxes.source] = offsets * alignment
+    if best.offsets is not None:
+        where[boxes.source] = best.offsets * alignment
     placed = tuple(
         Placed(**msgspec.structs.asdict(one), offset=offset)
         for one, offset in zip(allocations, where.tolist(), strict=True)
@@ -56,8 +61,8 @@ def place(
         arena_bytes=max((one.offset + one.bytes for one in placed), default=0),
         live_bytes=peak_bytes(allocations),
         greedy_bytes=greedy * alignment,
-        method=method,
-        optimal=proven or height == boxes.bound,
+        method=best.method,
+        optimal=best.proven,
         solve_seconds=time.perf_counter() - began,
     )
 
@@ -66,57 +71,88 @@ def _silent(_: str) -> None:
     pass
 
 
-def _best(boxes: Boxes, deadline: float, progress: Callable[[str], None]) -> tuple[Ints, int, str, bool]:
-    """The lowest placement found, what greedy by size takes, the method, and whether it is proven lowest."""
-    if not len(boxes):
-        return boxes.size, 0, "greedy", True
-    best: tuple[Ints, int, str, bool] | None = None
-    if len(boxes) > _MANY:
-        best = _searched(boxes, deadline, progress)
-    offsets = first_fit(
-        boxes, "size", stop=None if best is None else best[1], progress=partial(_told, progress, len(boxes))
-    )
-    if offsets is None:
-        assert best is not None
-        return best
-    greedy = boxes.height(offsets)
-    best = offsets, greedy, "greedy", greedy == boxes.bound
-    if len(boxes) <= _MANY and not best[3]:
-        found = _searched(boxes, deadline, progress)
-        if found is not None and found[1] < greedy:
-            best = found
-    if best[2] == "greedy" and not best[3]:
-        best = _other_orders(boxes, best, deadline)
-    return best[0], greedy, best[2], best[3]
+class _Search:
+    """The lowest placement so far, and who found it."""
 
+    def __init__(self, boxes: Boxes, deadline: float, progress: Callable[[str], None]) -> None:
+        self.boxes, self.deadline, self.progress = boxes, deadline, progress
+        self.offsets: Ints | None = None
+        self.height: int | None = None
+        self.method = ""
+        self.proven = False
 
-def _told(progress: Callable[[str], None], boxes: int, placed: int) -> None:
-    progress(f"greedy: {placed:,} of {boxes:,} placed")
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.perf_counter()
 
+    def take(self, offsets: Ints | None, method: str, proven: bool = False) -> None:
+        """Keep a placement if it is lower."""
+        if offsets is None:
+            return
+        height = self.boxes.height(offsets)
+        if self.height is None or height < self.height:
+            self.offsets, self.height, self.method = offsets, height, method
+            self.proven = False
+        if height == self.height:
+            self.proven |= proven or height == self.boxes.bound
 
-def _searched(
-    boxes: Boxes, deadline: float, progress: Callable[[str], None]
-) -> tuple[Ints, int, str, bool] | None:
-    """What OmniMalloc finds; None where it would not be done with its preparation in time."""
-    left = deadline - time.perf_counter()
-    if left <= 0 or preparation_seconds(boxes) > left / 2:
-        return None
-    progress(f"OmniMalloc: searching for {left:.1f} s")
-    offsets, proven = search(boxes, left)
-    return offsets, boxes.height(offsets), "OmniMalloc", proven
+    def run(self) -> int:
+        """All that there is time for; what greedy placement by size takes, or at least takes.
 
+        Of few boxes greedy placement comes first, of very many last: then it can often be left early.
+        """
+        if len(self.boxes) <= _MANY:
+            greedy = self.greedy()
+            self.skylines(list(KEYS))
+            self.omnimalloc((False, True))
+            self.other_orders()
+            return greedy
+        self.omnimalloc((False,))
+        if self.boxes.conflicts <= _MOST_CONFLICTS:
+            self.skylines(list(KEYS)[:1])
+        return self.greedy()
 
-def _other_orders(
-    boxes: Boxes, best: tuple[Ints, int, str, bool], deadline: float
-) -> tuple[Ints, int, str, bool]:
-    for order in ("area", "lifetime"):
-        if time.perf_counter() >= deadline:
-            break
-        offsets = first_fit(boxes, order, stop=best[1])
-        if offsets is not None:
-            height = boxes.height(offsets)
-            best = offsets, height, f"greedy by {order}", height == boxes.bound
-    return best
+    def greedy(self) -> int:
+        """Always finished, or left when it is no better."""
+        count = len(self.boxes)
+        offsets = first_fit(
+            self.boxes,
+            "size",
+            stop=self.height,
+            progress=lambda placed: self.progress(f"greedy: {placed:,} of {count:,} placed"),
+        )
+        self.take(offsets, "greedy by size")
+        return self.height or 0 if offsets is None else self.boxes.height(offsets)
+
+    def skylines(self, keys: Sequence[str]) -> None:
+        """By several keys, one after the other."""
+        if self.boxes.has_pins:
+            return
+        for key in keys:
+            if self.proven or (self.left <= 0 and self.method):
+                break
+            self.progress(f"from the ground up, by {key}")
+            self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
+
+    def omnimalloc(self, ways: Sequence[bool]) -> None:
+        """Forwards and backwards in time, if preparing the search leaves time for it."""
+        reserve = preparation_seconds(self.boxes)
+        for k, backwards in enumerate(ways):
+            seconds = self.left / (len(ways) - k) - reserve
+            if self.proven or seconds < 0.1 * reserve:
+                break
+            self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
+            offsets, proven = search(self.boxes, seconds, backwards=backwards)
+            self.take(offsets, "OmniMalloc", proven)
+
+    def other_orders(self) -> None:
+        """Greedy placement in other orders."""
+        for order in ORDERS:
+            if self.proven or (len(self.boxes) > _FEW and self.left <= 0):
+                break
+            if order != "size":
+                self.take(first_fit(self.boxes, order, stop=self.height), f"greedy by {order}")
 
 
 def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:
@@ -142,7 +178,9 @@ def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:
 
 def _refuse_colliding(allocations: Sequence[Allocation]) -> None:
     """Two that are pinned over each other have no placement."""
-    pinned = [(one.pinned, k, one) for k, one in enumerate(allocations) if one.pinned is not None and one.bytes]
+    pinned = [
+        (one.pinned, k, one) for k, one in enumerate(allocations) if one.pinned is not None and one.bytes
+    ]
     pinned.sort(key=lambda row: row[:2])
     for n, (start, k, one) in enumerate(pinned):
         for other_start, other, two in pinned[n + 1 :]:

@@ -27,17 +27,28 @@ class Row(Protocol):
     """What is checked of an allocation: bytes ``offset <= b < offset + bytes`` at ``birth <= t < death``."""
 
     @property
-    def birth(self) -> int: ...
+    def birth(self) -> int:
+        """The event that takes the memory."""
+
     @property
-    def death(self) -> int: ...
+    def death(self) -> int:
+        """The event that finds it free."""
+
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """How many."""
+
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """Where in the arena."""
+
     @property
-    def pinned(self) -> int | None: ...
+    def pinned(self) -> int | None:
+        """Where it was to lie, if that was not free."""
+
     @property
-    def tensors(self) -> tuple[int, ...]: ...
+    def tensors(self) -> tuple[int, ...]:
+        """Tensors that own these bytes, one after the other."""
 
 
 def check_addresses(rows: Sequence[Row], *, arena_bytes: int, alignment: int = 1) -> int:
@@ -74,8 +85,8 @@ def _sweep(rows: Sequence[Row]) -> int:
         for other in here[max(0, at - 1) : at + 1]:
             if other[0] < box[1] and box[0] < other[1]:
                 raise PlanError(
-                    f"allocations {other[2]} and {k} overlap at event {event}: bytes {other[0]} to {other[1]} "
-                    f"and {box[0]} to {box[1]}"
+                    f"allocations {other[2]} and {k} overlap at event {event}: bytes {other[0]} to "
+                    f"{other[1]} and {box[0]} to {box[1]}"
                 )
         insort(here, box)
         live += row.bytes
