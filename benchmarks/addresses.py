@@ -41,7 +41,7 @@ from lowtide.formats.registry import read_file  # noqa: E402
 from lowtide.graph import Graph  # noqa: E402
 from lowtide.plan.address.allocations import graph_allocations, program_allocations  # noqa: E402
 from lowtide.plan.address.place import place  # noqa: E402
-from lowtide.plan.address.types import AddressPlan, Allocation, Clock  # noqa: E402
+from lowtide.plan.address.types import AddressPlan, Allocation, EventClock  # noqa: E402
 from lowtide.plan.budget import Budget  # noqa: E402
 from lowtide.plan.check.addresses import check_addresses, check_storages  # noqa: E402
 from lowtide.plan.make.make_plan import make_plan  # noqa: E402
@@ -60,7 +60,7 @@ Row = dict[str, Any]
 
 
 def placed(
-    name: str, allocations: list[Allocation], alignment: int, limit: float, clock: Clock
+    name: str, allocations: list[Allocation], alignment: int, limit: float, clock: EventClock
 ) -> AddressPlan:
     """The plan, checked; how long it took is in it."""
     found = place(allocations, alignment=alignment, time_limit=limit, clock=clock)
@@ -86,7 +86,7 @@ def row_of(name: str, found: AddressPlan) -> Row:
 def document(options: argparse.Namespace) -> Iterator[Row]:
     graph = read_file(DOCUMENT).step.graph
     for alignment in (1, 64, 512):
-        found = placed("001", graph_allocations(graph), alignment, options.limit, Clock.OPERATOR)
+        found = placed("001", graph_allocations(graph), alignment, options.limit, EventClock.OPERATOR)
         yield row_of(f"document 001, alignment {alignment}", found)
 
 
@@ -123,7 +123,7 @@ def zoo(options: argparse.Namespace) -> Iterator[Row]:
                 )
                 plan = make_plan(graph, Costs(seconds), request, DeviceRoom(link=LINK))
             rows = program_allocations(graph, plan.program)
-            found = placed(target, rows, 512, options.limit, Clock.INSTRUCTION)
+            found = placed(target, rows, 512, options.limit, EventClock.INSTRUCTION)
             check_storages(found.allocations, graph, plan.program)
             reached = plan.budget_bytes / plan.plain.peak_bytes
             yield row_of(f"{target} at {reached:.0%}", found) | {"budget_bytes": plan.budget_bytes}
@@ -135,7 +135,7 @@ def instances(options: argparse.Namespace) -> Iterator[Row]:
         head, _, rest = data.partition(b"\n")
         renamed = head.replace(b"buffer", b"id").replace(b"start", b"lower").replace(b"end", b"upper")
         step = csvfile.read(renamed + b"\n" + rest)
-        found = placed(path.name, graph_allocations(step.graph), 1, options.limit, Clock.OPERATOR)
+        found = placed(path.name, graph_allocations(step.graph), 1, options.limit, EventClock.OPERATOR)
         yield row_of(path.name, found) | {"sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -151,7 +151,7 @@ def scale(options: argparse.Namespace) -> Iterator[Row]:
     for name, make in makes.items():
         rows = make(options.count)[: options.count]
         began = time.perf_counter()
-        found = placed(name, rows, 1, options.limit, Clock.OPERATOR)
+        found = placed(name, rows, 1, options.limit, EventClock.OPERATOR)
         yield row_of(name, found) | {"with_check_seconds": time.perf_counter() - began}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from lowtide.graph import Graph
 from lowtide.plan.address.allocations import graph_allocations, program_allocations
 from lowtide.plan.address.names import names_of
 from lowtide.plan.address.place import TIME_LIMIT, place
-from lowtide.plan.address.types import AddressPlan, Allocation, Clock, Use
+from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Purpose
 from lowtide.plan.check.addresses import check_addresses, check_storages
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES
 from lowtide.plan.result.plan import Plan
@@ -34,6 +35,8 @@ from lowtide.report.addresses_svg import addresses_svg
 
 __all__ = ["address"]
 
+_AT_ONCE = 0.5
+"""Seconds without progress."""
 _HOST_ALIGNMENT = 64
 """What torch aligns memory on the host to."""
 
@@ -97,16 +100,16 @@ def address(
             f"{printable(file)}: a MegEngine profile runs every operator once, and a plan may run it again; "
             "write a plan with --csv or -o"
         )
-    progress = None if as_json or not sys.stderr.isatty() else _progress
+    progress = None if as_json or not sys.stderr.isatty() else _Progress()
     found = place(
         source.allocations,
         alignment=source.alignment,
-        clock=Clock.INSTRUCTION if source.plan is not None else Clock.OPERATOR,
+        clock=EventClock.INSTRUCTION if source.plan is not None else EventClock.OPERATOR,
         time_limit=time_limit,
         progress=progress,
     )
     if progress is not None:
-        _progress("")
+        progress.clear()
     _check(found, source)
     files = _files(found, source, {"csv": table_file, "svg": svg, "megengine": profile, "json": output})
     write_together(files)
@@ -166,7 +169,7 @@ def _check(found: AddressPlan, source: _Source) -> None:
 
 def _view(found: AddressPlan, source: _Source) -> dict[str, Any]:
     plan = source.plan
-    moved = {one.tensors: one.bytes for one in found.allocations if one.use is Use.LEAF}
+    moved = {one.tensors: one.bytes for one in found.allocations if one.use is Purpose.LEAF}
     total = None if plan is None else plan.resident_bytes - sum(moved.values()) + found.arena_bytes
     return {
         "target": source.name,
@@ -246,6 +249,22 @@ def _table(found: AddressPlan, source: _Source, names: Sequence[str]) -> bytes:
     return table(rows, offsets=True)
 
 
-def _progress(text: str) -> None:
-    """A line that the next one is written over."""
-    click.echo(f"\r{text:<60}\r", err=True, nl=False)
+class _Progress:
+    """A line on standard error that the next one is written over; none of what is done at once."""
+
+    def __init__(self) -> None:
+        self.began, self.shown = time.perf_counter(), False
+
+    def __call__(self, text: str) -> None:
+        seconds = time.perf_counter() - self.began
+        if seconds > _AT_ONCE:
+            self._write(f"{seconds:5.1f} s  {text}")
+
+    def clear(self) -> None:
+        """End with an empty line."""
+        if self.shown:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        self.shown = True
+        click.echo(f"\r{text:<70}\r", err=True, nl=False)

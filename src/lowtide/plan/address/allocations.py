@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Role, liveness
-from lowtide.plan.address.types import Allocation, Use
+from lowtide.plan.address.types import Allocation, Purpose
 from lowtide.plan.program.instructions import Loop, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes
 from lowtide.plan.program.simulate import (
@@ -30,7 +30,7 @@ def graph_allocations(graph: Graph, workspace_bytes: Sequence[int] = ()) -> list
             one.first,
             one.last + 1,
             one.bytes,
-            Use.WORKSPACE if graph.tensors[one.tensor].role is Role.WORKSPACE else Use.TENSOR,
+            Purpose.WORKSPACE if graph.tensors[one.tensor].role is Role.WORKSPACE else Purpose.TENSOR,
             (one.first,),
             (one.tensor,),
         )
@@ -38,7 +38,7 @@ def graph_allocations(graph: Graph, workspace_bytes: Sequence[int] = ()) -> list
         if graph.tensors[one.tensor].role not in RESIDENT_ROLES
     ]
     found += [
-        Allocation(k, k + 1, size, Use.WORKSPACE, (k,)) for k, size in enumerate(workspace_bytes) if size
+        Allocation(k, k + 1, size, Purpose.WORKSPACE, (k,)) for k, size in enumerate(workspace_bytes) if size
     ]
     return sorted(found, key=lambda one: one.birth)
 
@@ -55,16 +55,18 @@ def program_allocations(
     recorder = _Recorder(graph)
     recorder.pin_leaves(program, alignment)
     recorder.play(program, workspace_bytes)
-    return sorted(recorder.done, key=lambda one: one.birth)
+    return [one for _, _, one in sorted(recorder.done, key=lambda row: row[:2])]
 
 
 class _Open:
     """A storage that is live."""
 
-    __slots__ = ("at", "birth", "pinned", "tensors", "use")
+    __slots__ = ("at", "birth", "number", "pinned", "tensors", "use")
 
-    def __init__(self, birth: int, at: tuple[int, ...], use: Use, pinned: int | None = None) -> None:
-        self.birth, self.at, self.use, self.pinned = birth, at, use, pinned
+    def __init__(
+        self, birth: int, number: int, at: tuple[int, ...], use: Purpose, pinned: int | None = None
+    ) -> None:
+        self.birth, self.number, self.at, self.use, self.pinned = birth, number, at, use, pinned
         self.tensors: list[int] = []
 
 
@@ -75,8 +77,10 @@ class _Recorder(Memory):
         self.now, self.inside, self.place = start, inside, 0
         self.start = start
         self.open: dict[int, _Open] = {}
-        self.done: list[Allocation] = []
-        self.use = Use.GIVEN
+        self.done: list[tuple[int, int, Allocation]] = []
+        """Each with its birth and its number among those of one instruction."""
+        self.opened = 0
+        self.use = Purpose.GIVEN
         self.home: dict[int, int] = {}
         """Where leaves lie that leave for the host."""
         super().__init__(graph)
@@ -104,8 +108,12 @@ class _Recorder(Memory):
                 end += -(-self.size[self.storage_of[leaf]] // alignment) * alignment
 
     def _open_leaf(self, leaf: int) -> None:
-        self.open[self.storage_of[leaf]] = one = _Open(self.now, self.at, Use.LEAF, self.home[leaf])
-        one.tensors.append(leaf)
+        self._take(self.storage_of[leaf], Purpose.LEAF, self.home[leaf]).tensors.append(leaf)
+
+    def _take(self, storage: int, use: Purpose, pinned: int | None = None) -> _Open:
+        self.opened += 1
+        one = self.open[storage] = _Open(self.now, self.opened, self.at, use, pinned)
+        return one
 
     # what Memory does, noted
 
@@ -114,7 +122,7 @@ class _Recorder(Memory):
         super().hold(tensor, storage)
         own = self.storage_of[tensor]
         if storage is None:
-            self.open[own] = _Open(self.now, self.at, self.use)
+            self._take(own, self.use)
         if own in self.open and (storage is None or self.graph.tensors[tensor].alias is None):
             self.open[own].tensors.append(tensor)
 
@@ -132,12 +140,14 @@ class _Recorder(Memory):
 
     def _close(self, one: _Open, size: int) -> None:
         tensors = tuple(dict.fromkeys(one.tensors))
-        self.done.append(Allocation(one.birth, self.now, size, one.use, one.at, tensors, one.pinned))
+        found = Allocation(one.birth, self.now, size, one.use, one.at, tensors, one.pinned)
+        self.done.append((one.birth, one.number, found))
 
-    def _beside(self, birth: int, size: int, use: Use, tensors: tuple[int, ...] = ()) -> None:
+    def _beside(self, birth: int, size: int, use: Purpose, tensors: tuple[int, ...] = ()) -> None:
         """Memory besides the storages, until now."""
+        self.opened += 1
         if size and birth < self.now:
-            self.done.append(Allocation(birth, self.now, size, use, self.at, tensors))
+            self.done.append((birth, self.opened, Allocation(birth, self.now, size, use, self.at, tensors)))
 
     # the instructions
 
@@ -156,7 +166,7 @@ class _Recorder(Memory):
                     drawn.append((self.now, self.at))
                 self._play_run(line, program, workspace_bytes)
             else:
-                self.use = Use.FETCHED
+                self.use = Purpose.FETCHED
                 self.move(line)
                 self.now += 1
         self.place = 0
@@ -171,16 +181,16 @@ class _Recorder(Memory):
             for t in outputs
             if t in self.storage_of and self.graph.tensors[t].alias is None and t not in op.inputs
         ]
-        self.use = Use.TENSOR
+        self.use = Purpose.TENSOR
         self.run(line)
         self.now += 1
         if isinstance(line, Loop):
             for number in sorted({tile.body for tile in line.tiles}):
                 self._play_body(program, number)
         elif workspace_bytes:
-            self._beside(birth, workspace_bytes[line.op], Use.WORKSPACE)
+            self._beside(birth, workspace_bytes[line.op], Purpose.WORKSPACE)
         for tensor in again:
-            self._beside(birth, allocated_bytes(self.graph.tensors[tensor]), Use.AGAIN, (tensor,))
+            self._beside(birth, allocated_bytes(self.graph.tensors[tensor]), Purpose.AGAIN, (tensor,))
 
     def _play_body(self, program: Program, number: int) -> None:
         body = program.bodies[number]
@@ -196,9 +206,11 @@ class _Recorder(Memory):
         if half > self.start:
             kept = kept_to_restore(self.graph)
             if kept:
-                self.done.append(Allocation(self.start, half, kept, Use.RESTORE, self.at))
+                row = Allocation(self.start, half, kept, Purpose.RESTORE, self.at)
+                self.done.append((self.start, 0, row))
         for tensor in copied_before(self.graph, program):
-            self._beside(self.start, allocated_bytes(self.graph.tensors[tensor]), Use.COPY, (tensor,))
-        self._beside(self.start, autograd_bytes(self.graph), Use.OTHER)
+            self._beside(self.start, allocated_bytes(self.graph.tensors[tensor]), Purpose.COPY, (tensor,))
+        self._beside(self.start, autograd_bytes(self.graph), Purpose.OTHER)
         for birth, at in drawn:
-            self.done.append(Allocation(birth, self.now, RANDOM_STATE_BYTES, Use.OTHER, at))
+            row = Allocation(birth, self.now, RANDOM_STATE_BYTES, Purpose.OTHER, at)
+            self.done.append((birth, self.opened + 1, row))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lowtide.graph import Graph
-from lowtide.plan.address.types import Allocation, Use
+from lowtide.plan.address.types import Allocation, Purpose
 from lowtide.plan.program.instructions import Program, Run
 
 __all__ = ["names_of"]
@@ -38,8 +38,8 @@ def _name(one: Allocation, at: tuple[int, ...], graph: Graph, program: Program |
         return f"{_operator(place, graph, program)}/{number}/{inside}"
     if one.tensors:
         tensor = graph.tensors[one.tensors[0]].id
-        return f"{tensor}:{one.use.value}" if one.use in (Use.AGAIN, Use.COPY) else tensor
-    if one.use is Use.WORKSPACE:
+        return f"{tensor}:{one.use.value}" if one.use in (Purpose.AGAIN, Purpose.COPY) else tensor
+    if one.use is Purpose.WORKSPACE:
         return f"{_operator(at[0], graph, program)}:{one.use.value}"
     return f":{one.use.value}"
 

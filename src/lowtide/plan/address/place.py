@@ -13,7 +13,7 @@ from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
 from lowtide.plan.address.omnimalloc_search import preparation_seconds, search
 from lowtide.plan.address.skyline import KEYS, skyline, weights
-from lowtide.plan.address.types import AddressPlan, Allocation, Clock, Placed
+from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
 
 __all__ = ["TIME_LIMIT", "place"]
 
@@ -32,7 +32,7 @@ def place(
     allocations: Sequence[Allocation],
     *,
     alignment: int = 1,
-    clock: Clock = Clock.OPERATOR,
+    clock: EventClock = EventClock.OPERATOR,
     time_limit: float = TIME_LIMIT,
     progress: Callable[[str], None] | None = None,
 ) -> AddressPlan:
@@ -58,7 +58,7 @@ def place(
         clock=clock,
         events=max((one.death for one in allocations), default=0),
         alignment=alignment,
-        arena_bytes=max((one.offset + one.bytes for one in placed), default=0),
+        arena_bytes=(best.height or 0) * alignment,
         live_bytes=peak_bytes(allocations),
         greedy_bytes=greedy * alignment,
         method=best.method,

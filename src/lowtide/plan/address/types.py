@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["AddressPlan", "Allocation", "Clock", "Placed", "Use"]
+__all__ = ["AddressPlan", "Allocation", "EventClock", "Placed", "Purpose"]
 
 
-class Use(str, enum.Enum):
+class Purpose(str, enum.Enum):
     """What a piece of memory is for."""
 
     TENSOR = "tensor"
@@ -33,7 +33,7 @@ class Use(str, enum.Enum):
     """Scalars of autograd and states of random generators, which plans count too."""
 
 
-class Clock(str, enum.Enum):
+class EventClock(str, enum.Enum):
     """What births and deaths count."""
 
     INSTRUCTION = "instruction"
@@ -52,7 +52,7 @@ class Allocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     birth: int
     death: int
     bytes: int
-    use: Use = Use.TENSOR
+    use: Purpose = Purpose.TENSOR
     at: tuple[int, ...] = ()
     """The instruction that takes the memory; in the body of a loop: loop, body, instruction, and so on."""
     tensors: tuple[int, ...] = ()
@@ -75,11 +75,11 @@ class AddressPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     allocations: tuple[Placed, ...]
     """In the order in which they are taken; an executor that asks for memory gets them one by one."""
-    clock: Clock
+    clock: EventClock
     events: int
     """All births and deaths lie in ``0 <= t <= events``."""
     alignment: int
-    """Every offset that is not pinned is a multiple of it."""
+    """Every offset, and the arena, is a multiple of it."""
     arena_bytes: int
     live_bytes: int
     """The most bytes that are live at one event: no arena is smaller."""

@@ -20,10 +20,10 @@ from lowtide.plan.check.held import Storage
 from lowtide.plan.check.play import Player
 from lowtide.plan.program.instructions import Loop, Program, Send
 
-__all__ = ["Row", "check_addresses", "check_storages"]
+__all__ = ["PlacedRow", "check_addresses", "check_storages"]
 
 
-class Row(Protocol):
+class PlacedRow(Protocol):
     """What is checked of an allocation: bytes ``offset <= b < offset + bytes`` at ``birth <= t < death``."""
 
     @property
@@ -51,24 +51,24 @@ class Row(Protocol):
         """Tensors that own these bytes, one after the other."""
 
 
-def check_addresses(rows: Sequence[Row], *, arena_bytes: int, alignment: int = 1) -> int:
+def check_addresses(rows: Sequence[PlacedRow], *, arena_bytes: int, alignment: int = 1) -> int:
     """The most bytes that are live at once; a PlanError names rows that are wrong or overlap."""
     for k, row in enumerate(rows):
         if not 0 <= row.birth < row.death or row.bytes < 0:
             raise PlanError(f"allocation {k} is live from event {row.birth} to {row.death}")
-        if row.offset < 0 or row.offset + row.bytes > arena_bytes:
+        if row.bytes and not 0 <= row.offset <= arena_bytes - row.bytes:
             raise PlanError(
                 f"allocation {k} lies at {row.offset} to {row.offset + row.bytes}, outside of the arena of "
                 f"{arena_bytes} bytes"
             )
         if row.pinned is not None and row.pinned != row.offset:
             raise PlanError(f"allocation {k} lies at {row.offset}, though it is pinned at {row.pinned}")
-        if row.pinned is None and row.offset % alignment:
+        if row.offset % alignment:
             raise PlanError(f"allocation {k} lies at {row.offset}, no multiple of {alignment}")
     return _sweep(rows)
 
 
-def _sweep(rows: Sequence[Row]) -> int:
+def _sweep(rows: Sequence[PlacedRow]) -> int:
     """Deaths before births at every event; a newborn is held against its neighbours in memory."""
     events = [(row.birth, 1, k) for k, row in enumerate(rows) if row.bytes]
     events += [(row.death, 0, k) for k, row in enumerate(rows) if row.bytes]
@@ -95,7 +95,7 @@ def _sweep(rows: Sequence[Row]) -> int:
 
 
 def check_storages(
-    rows: Iterable[Row],
+    rows: Iterable[PlacedRow],
     graph: Graph,
     program: Program,
     *,
@@ -129,7 +129,7 @@ def _inside(program: Program, line: object) -> int:
     return sum(_length(program.bodies[k].program) for k in {tile.body for tile in line.tiles})
 
 
-def _live(rows: Sequence[Row], length: int) -> list[int]:
+def _live(rows: Sequence[PlacedRow], length: int) -> list[int]:
     change = [0] * (length + 1)
     for k, row in enumerate(rows):
         if row.death > length:
@@ -197,7 +197,7 @@ class _Noting(Player):
         self.took[self.place] = self.live + passing
 
 
-def _compare(player: _Noting, rows: Sequence[Row], live: Sequence[int], start: int) -> None:
+def _compare(player: _Noting, rows: Sequence[PlacedRow], live: Sequence[int], start: int) -> None:
     """Rows against the Program that was played, whose first instruction is at this event."""
     lines = player.program.instructions
     lengths = (1 + _inside(player.program, line) for line in lines)
@@ -229,7 +229,7 @@ def _outside(player: _Noting) -> int:
     return player.facts.leaf_bytes() - sum(moved)
 
 
-def _compare_bodies(player: _Noting, line: Loop, rows: Sequence[Row], start: int) -> None:
+def _compare_bodies(player: _Noting, line: Loop, rows: Sequence[PlacedRow], start: int) -> None:
     for number in sorted({tile.body for tile in line.tiles}):
         body = player.program.bodies[number]
         end = start + _length(body.program)
