@@ -135,7 +135,8 @@ def instances(options: argparse.Namespace) -> Iterator[Row]:
         head, _, rest = data.partition(b"\n")
         renamed = head.replace(b"buffer", b"id").replace(b"start", b"lower").replace(b"end", b"upper")
         step = csvfile.read(renamed + b"\n" + rest)
-        found = placed(path.name, graph_allocations(step.graph), 1, options.limit, EventClock.OPERATOR)
+        rows = graph_allocations(step.graph, times=csvfile.times_of(step)[0])
+        found = placed(path.name, rows, 1, options.limit, EventClock.OPERATOR)
         yield row_of(path.name, found) | {"sha256": hashlib.sha256(data).hexdigest()}
 
 

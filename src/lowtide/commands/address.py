@@ -136,7 +136,7 @@ def _read(file: str, align: int | None, pinned: bool) -> _Source:
         raise click.UsageError("--pinned keeps the offsets of a CSV; other files have addresses of their own")
     costs = [int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs]
     try:
-        found = graph_allocations(step.graph, costs)
+        found = graph_allocations(step.graph, costs, times=_times(step))
     except GraphError as error:
         raise PlanError(f"{printable(file)}: {error}") from None
     if pinned:
@@ -144,6 +144,12 @@ def _read(file: str, align: int | None, pinned: bool) -> _Source:
             msgspec.structs.replace(one, pinned=step.graph.tensors[one.tensors[0]].address) for one in found
         ]
     return _Source(file, step.graph, found, align or (1 if table else _alignment(step.graph)), step=step)
+
+
+def _times(step: Step) -> list[int] | None:
+    """Times of a CSV, counted from its first."""
+    times, own = times_of(step)
+    return [one - times[0] for one in times] if own else None
 
 
 def _alignment(graph: Graph) -> int:
@@ -233,14 +239,9 @@ _ROW = ("birth", "death", "bytes", "offset")
 def _table(found: AddressPlan, source: _Source, names: Sequence[str]) -> bytes:
     """Rows in the order of the file, where they come from one of this format."""
     times, own = ([], False) if source.step is None else times_of(source.step)
+    first = times[0] if own and times else 0
     rows = [
-        (
-            name,
-            times[one.birth] if own else one.birth,
-            times[one.death - 1] + 1 if own else one.death,
-            one.bytes,
-            one.offset,
-        )
+        (name, one.birth + first, one.death + first, one.bytes, one.offset)
         for one, name in zip(found.allocations, names, strict=True)
     ]
     if own:

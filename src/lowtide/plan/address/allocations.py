@@ -23,12 +23,18 @@ from lowtide.plan.program.simulate import (
 __all__ = ["graph_allocations", "program_allocations"]
 
 
-def graph_allocations(graph: Graph, workspace_bytes: Sequence[int] = ()) -> list[Allocation]:
-    """What running every operator once in program order takes; leaves are not part of it."""
+def graph_allocations(
+    graph: Graph, workspace_bytes: Sequence[int] = (), *, times: Sequence[int] | None = None
+) -> list[Allocation]:
+    """What running every operator once in program order takes; leaves are not part of it.
+
+    ``times`` are those of the operators, rising from 0 or above, where these are not simply counted.
+    """
+    clock = times or range(len(graph.ops))
     found = [
         Allocation(
-            one.first,
-            one.last + 1,
+            clock[one.first],
+            clock[one.last] + 1,
             one.bytes,
             Purpose.WORKSPACE if graph.tensors[one.tensor].role is Role.WORKSPACE else Purpose.TENSOR,
             (one.first,),
@@ -38,7 +44,9 @@ def graph_allocations(graph: Graph, workspace_bytes: Sequence[int] = ()) -> list
         if graph.tensors[one.tensor].role not in RESIDENT_ROLES
     ]
     found += [
-        Allocation(k, k + 1, size, Purpose.WORKSPACE, (k,)) for k, size in enumerate(workspace_bytes) if size
+        Allocation(clock[k], clock[k] + 1, size, Purpose.WORKSPACE, (k,))
+        for k, size in enumerate(workspace_bytes)
+        if size
     ]
     return sorted(found, key=lambda one: one.birth)
 

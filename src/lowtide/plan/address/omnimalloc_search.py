@@ -14,6 +14,8 @@ __all__ = ["preparation_seconds", "search"]
 
 _SECONDS_PER_CONFLICT = 4e-7
 """Measured on two cores of aarch64 (benchmarks/addresses.py), with room for a slower machine."""
+_THREADS = 6
+"""So many, on however few cores, search in three orders both below the best so far and at the lower bound."""
 _SECONDS_PER_BOX = 5e-6
 
 
@@ -41,7 +43,7 @@ def search(boxes: Boxes, seconds: float, *, backwards: bool = False) -> tuple[In
     if boxes.has_pins:
         found = SimulatedAnnealingAllocator(timeout=seconds, max_iterations=1_000_000).allocate(asked)
     else:
-        result = SupermallocAllocator(timeout=seconds).solve(asked)
+        result = SupermallocAllocator(timeout=seconds, num_threads=_THREADS).solve(asked)
         found, proven = result.allocations, result.proved_optimal
     places = {one.id: one.offset for one in found}
     return np.array([places[k] for k in range(len(boxes))], np.int64), proven

@@ -21,8 +21,6 @@ TIME_LIMIT = 3.0
 """Seconds of a search, where nobody says more."""
 _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
-_MOST_CONFLICTS = 200_000_000
-"""Pairs that overlap in time, up to which very many boxes are placed from the ground up in seconds."""
 _FEW = 500
 """So few are placed in other orders too in no time, even after the search has had all of its own."""
 _MOST_BYTES = 1 << 62
@@ -105,13 +103,12 @@ class _Search:
         if len(self.boxes) <= _MANY:
             greedy = self.greedy()
             self.skylines(list(KEYS))
-            self.omnimalloc((False, True))
+            self.omnimalloc(forwards=0.7)
             self.other_orders()
             return greedy
-        self.omnimalloc((False,))
-        if self.boxes.conflicts <= _MOST_CONFLICTS:
-            self.skylines(list(KEYS)[:1])
-        return self.greedy()
+        self.omnimalloc(forwards=1.0)
+        self.skylines(list(KEYS)[:1], at_least=1)
+        return self.height or 0 if self.proven else self.greedy()
 
     def greedy(self) -> int:
         """Always finished, or left when it is no better."""
@@ -125,22 +122,22 @@ class _Search:
         self.take(offsets, "greedy by size")
         return self.height or 0 if offsets is None else self.boxes.height(offsets)
 
-    def skylines(self, keys: Sequence[str]) -> None:
-        """By several keys, one after the other."""
+    def skylines(self, keys: Sequence[str], at_least: int = 0) -> None:
+        """By several keys, one after the other; some of them whatever time is left."""
         if self.boxes.has_pins:
             return
-        for key in keys:
-            if self.proven or (self.left <= 0 and self.method):
+        for number, key in enumerate(keys):
+            if self.proven or (self.left <= 0 and number >= at_least):
                 break
             self.progress(f"from the ground up, by {key}")
             self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
 
-    def omnimalloc(self, ways: Sequence[bool]) -> None:
-        """Forwards and backwards in time, if preparing the search leaves time for it."""
+    def omnimalloc(self, forwards: float) -> None:
+        """Forwards for a share of the time left, then backwards, if preparing it leaves time for a search."""
         reserve = preparation_seconds(self.boxes)
-        for k, backwards in enumerate(ways):
-            seconds = self.left / (len(ways) - k) - reserve
-            if self.proven or seconds < 0.1 * reserve:
+        for backwards, share in ((False, forwards), (True, 1.0 if forwards < 1 else 0.0)):
+            seconds = self.left * share - reserve
+            if self.proven or seconds <= 0.1 * reserve:
                 break
             self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
             offsets, proven = search(self.boxes, seconds, backwards=backwards)

@@ -107,32 +107,80 @@ class _Lines:
         self._joined(k)
 
 
+class _Rest:
+    """Boxes without a place, and the most important that fits into a line."""
+
+    def __init__(self, boxes: Boxes, keys: Weights) -> None:
+        self.by_birth = np.argsort(boxes.birth, kind="stable")
+        self.births = boxes.birth[self.by_birth].tolist()
+        self.deaths, self.keys = boxes.death[self.by_birth], keys[self.by_birth].copy()
+        self.by_key = np.argsort(-self.keys, kind="stable")
+        """Positions in the order of births, the largest key first."""
+        self.rank = np.empty(len(boxes), np.int64)
+        self._sort(boxes.birth[self.by_birth].astype(np.int32))
+
+    def _sort(self, births: npt.NDArray[np.int32]) -> None:
+        """Births and deaths by key, without the boxes that have their place."""
+        self.by_key = self.by_key[self.keys[self.by_key] > 0]
+        self.rank[self.by_key] = np.arange(len(self.by_key))
+        self.birth_by_position = births
+        self.sorted_births = births[self.by_key]
+        self.sorted_deaths = self.deaths[self.by_key].astype(np.int32)
+        self.gone = 0
+
+    def fitting(self, start: int, end: int) -> int:
+        """The position of the box with the largest key whose life lies between; -1 for none."""
+        first, last = bisect_left(self.births, start), bisect_left(self.births, end)
+        if last - first > _WIDE:
+            return self._from_the_largest(start, end)
+        if first == last:
+            return -1
+        fits = np.where(self.deaths[first:last] <= end, self.keys[first:last], 0.0)
+        best = int(fits.argmax())
+        return first + best if fits[best] > 0 else -1
+
+    def _from_the_largest(self, start: int, end: int) -> int:
+        at, count = 0, _WIDE // 8
+        while at < len(self.by_key):
+            part = slice(at, at + count)
+            fits = (self.sorted_births[part] >= start) & (self.sorted_deaths[part] <= end)
+            best = int(fits.argmax())
+            if fits[best]:
+                return int(self.by_key[at + best])
+            at, count = at + count, 2 * count
+        return -1
+
+    def take(self, position: int) -> None:
+        """A box has its place."""
+        self.keys[position] = 0.0
+        self.sorted_births[self.rank[position]] = -1
+        self.gone += 1
+        if self.gone > 256 and 4 * self.gone > len(self.by_key):
+            self._sort(self.birth_by_position)
+
+
+_WIDE = 1024
+"""With more boxes born within a line, one of the largest will fit: they are tried first."""
+
+
 def skyline(boxes: Boxes, keys: Weights, stop: int | None = None) -> Ints | None:
     """The place of every box; None once the placement reaches ``stop``, and so is no better than that."""
-    ranks = np.argsort(boxes.birth, kind="stable")
-    births = boxes.birth[ranks].tolist()
-    death, rest = boxes.death[ranks], keys[ranks].copy()
+    rest, lines = _Rest(boxes, keys), _Lines(boxes.instants)
     offsets = np.zeros(len(boxes), np.int64)
-    lines = _Lines(boxes.instants)
     left = len(boxes)
     while left:
         line = lines.lowest()
-        start, end, offset = lines.start[line], lines.end[line], lines.offset[line]
-        first, last = bisect_left(births, start), bisect_left(births, end)
-        best = -1
-        if first < last:
-            fitting = np.where(death[first:last] <= end, rest[first:last], 0.0)
-            best = int(fitting.argmax())
-            best = first + best if fitting[best] > 0 else -1
+        offset = lines.offset[line]
+        best = rest.fitting(lines.start[line], lines.end[line])
         if best < 0:
             lines.lift(line)
             continue
-        k = int(ranks[best])
+        k = int(rest.by_birth[best])
         top = offset + int(boxes.size[k])
         if stop is not None and top >= stop:
             return None
         offsets[k] = offset
-        rest[best] = 0.0
+        rest.take(best)
         left -= 1
-        lines.put(line, births[best], int(death[best]), top)
+        lines.put(line, rest.births[best], int(rest.deaths[best]), top)
     return offsets
