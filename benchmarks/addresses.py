@@ -221,7 +221,7 @@ def main() -> None:
         rows.append(row)
     words = sys.argv[1:]
     if options.folder:
-        words = ["DIR" if word == options.folder else word for word in words]
+        words = ["DIR" if word == options.folder else word for word in words]  # wherever they lie
     text = told(options.part, rows, options, f"python benchmarks/addresses.py {' '.join(words)}")
     print(text)
     name = options.name or f"addresses-{options.part}"

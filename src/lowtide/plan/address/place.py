@@ -11,7 +11,7 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
-from lowtide.plan.address.omnimalloc_search import preparation_seconds, search
+from lowtide.plan.address.omnimalloc_search import BETTER, OPTIMAL, preparation_seconds, search
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
 
@@ -103,10 +103,10 @@ class _Search:
         if len(self.boxes) <= _MANY:
             greedy = self.greedy()
             self.skylines(list(KEYS))
-            self.omnimalloc(forwards=0.7)
+            self.omnimalloc(((OPTIMAL, 0.6), (BETTER, 1.0)))
             self.other_orders()
             return greedy
-        self.omnimalloc(forwards=1.0)
+        self.omnimalloc(((OPTIMAL, 1.0),))
         self.skylines(list(KEYS)[:1], at_least=1)
         return self.height or 0 if self.proven else self.greedy()
 
@@ -132,15 +132,15 @@ class _Search:
             self.progress(f"from the ground up, by {key}")
             self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
 
-    def omnimalloc(self, forwards: float) -> None:
-        """Forwards for a share of the time left, then backwards, if preparing it leaves time for a search."""
+    def omnimalloc(self, ways: Sequence[tuple[int, float]]) -> None:
+        """In several ways, each for a share of the time left, if preparing it leaves time for a search."""
         reserve = preparation_seconds(self.boxes)
-        for backwards, share in ((False, forwards), (True, 1.0 if forwards < 1 else 0.0)):
+        for threads, share in ways:
             seconds = self.left * share - reserve
             if self.proven or seconds <= 0.1 * reserve:
                 break
             self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
-            offsets, proven = search(self.boxes, seconds, backwards=backwards)
+            offsets, proven = search(self.boxes, seconds, threads)
             self.take(offsets, "OmniMalloc", proven)
 
     def other_orders(self) -> None:
