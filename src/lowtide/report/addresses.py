@@ -29,4 +29,5 @@ def told_addresses(view: dict[str, Any]) -> Iterator[str]:
 
 
 def _greedy(view: dict[str, Any]) -> str:
-    return f"{format_bytes(view['greedy_bytes'])} by size alone"
+    less = view["greedy_bytes"] <= view["arena_bytes"]
+    return f"{'no less' if less else format_bytes(view['greedy_bytes'])} by size alone"
