@@ -103,7 +103,7 @@ class _Search:
         if len(self.boxes) <= _MANY:
             greedy = self.greedy()
             self.skylines(list(KEYS))
-            self.omnimalloc(((OPTIMAL, 0.6), (BETTER, 1.0)))
+            self.omnimalloc(((OPTIMAL, 0.7), (BETTER, 1.0)))
             self.other_orders()
             return greedy
         self.omnimalloc(((OPTIMAL, 1.0),))
