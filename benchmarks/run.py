@@ -24,6 +24,7 @@ PARTS: dict[str, list[list[str]]] = {
     "document": [["planner.py", "document"]],
     "zoo": [["planner.py", "zoo"]],
     "blocks": [["planner.py", "blocks"]],
+    "addresses": [["addresses.py", "document"], ["addresses.py", "zoo"], ["addresses.py", "scale"]],
     "tiles": [["tiles.py"]],
     "exact": [["exact.py"]],
     "budgets": [["budgets.py", "--rivals", RIVALS]],

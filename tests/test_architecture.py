@@ -54,6 +54,7 @@ ROOMS = {
         "time_shares": set(),
         "program": set(),
         "check": {"program"},
+        "address": {"program"},
         "request": {"budget", "program"},
         "problem": {"program"},
         "bounds": {"program", "problem"},
@@ -94,7 +95,7 @@ ROOMS = {
 }
 """The rooms of the larger parts, in order, and which rooms of the same part each may import."""
 
-ENTRIES = 13
+ENTRIES = 14
 """So many entries a folder of these parts has at most."""
 
 TORCH_IN = (
@@ -337,7 +338,7 @@ def test_text_for_people_goes_through_one_function():
     for path in (SOURCE / "commands").glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         echoes = [node for node in calls if ast.unparse(node.func) in ("click.echo", "click.secho")]
-        allowed = {"common.py": 2, "plan.py": 2}.get(path.name, 0)
+        allowed = {"common.py": 2, "plan.py": 2, "address.py": 1}.get(path.name, 0)
         assert len(echoes) == allowed, path
 
 

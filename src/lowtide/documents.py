@@ -11,7 +11,7 @@ import msgspec
 from lowtide.errors import FileError, FormatError, GraphError
 from lowtide.files import read_bytes, write_atomically
 
-__all__ = ["decode_document", "encode_document", "read_document", "write_document"]
+__all__ = ["decode_document", "encode_document", "kind_of", "read_document", "write_document"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -22,6 +22,14 @@ class _Head(msgspec.Struct):
 
     lowtide: str
     version: int
+
+
+def kind_of(data: bytes) -> str:
+    """What one of our own files says that it is, as ``plan`` or ``step``; nothing for other files."""
+    try:
+        return msgspec.json.decode(data, type=_Head).lowtide
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def encode_document(value: msgspec.Struct) -> bytes:

@@ -28,8 +28,8 @@ def run_main(*arguments, capsys):
 
 def test_the_commands_are_these():
     assert sorted(cli.commands) == [
-        "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "run", "show", "tile",
-        "top",
+        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "run", "show",
+        "tile", "top",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from lowtide import __version__
+from lowtide.commands.address import address
 from lowtide.commands.check import check
 from lowtide.commands.common import say
 from lowtide.commands.convert import convert
@@ -72,7 +73,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile):
+for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile, address):
     cli.add_command(command)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from typing import Any
+from collections.abc import Iterable
 
 from lowtide.cost import Note, NoteKind, Step
 from lowtide.errors import ConvertError, FormatError
@@ -19,7 +19,7 @@ from lowtide.formats.losses import Part, losses_of
 from lowtide.formats.text import decode, shorten, whole
 from lowtide.graph import MAX_BYTES, RESIDENT_ROLES, Graph, Op, Role, Tensor
 
-__all__ = ["FORMAT", "read", "write"]
+__all__ = ["FORMAT", "read", "table", "times_of", "write"]
 
 _COLUMNS = ("id", "lower", "upper", "size")
 _OFFSET = "offset"
@@ -106,25 +106,43 @@ def write(step: Step) -> Written:
     if not step.graph.ordered:
         raise ConvertError("lifetimes need to know who reads what; this document does not say it")
     timeline = step.lifetimes()
-    own = step.format == "csv" and all(type(op.attributes.get(_KIND)) is int for op in step.graph.ops)
-    times = [int(op.attributes[_KIND]) if own else k for k, op in enumerate(step.graph.ops)]
+    times, own = times_of(step)
     tensors = step.graph.tensors
     chosen = [one for one in timeline.lifetimes if tensors[one.tensor].role not in RESIDENT_ROLES]
     addresses = any(tensors[one.tensor].address is not None for one in chosen)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *([_OFFSET] if addresses else [])])
-    for one in chosen:
-        tensor = tensors[one.tensor]
-        row: list[Any] = [tensor.id, times[one.first], times[one.last] + 1, one.bytes]
-        writer.writerow([*row, *([tensor.address] if addresses else [])])
+    rows = (
+        (
+            tensors[one.tensor].id,
+            times[one.first],
+            times[one.last] + 1,
+            one.bytes,
+            tensors[one.tensor].address,
+        )
+        for one in chosen
+    )
+    data = table(rows, offsets=addresses)
     left = len(timeline.lifetimes) - len(chosen)
     losses = losses_of(step, {Part.ADDRESSES, *((Part.EXTRAS, Part.NOTES, Part.ROLES) if own else ())})
     if left:
         losses += (f"{left} leaves, which take memory for the whole step",)
     if step.graph.ops and not own:
         losses += ("what the operators are: only lifetimes are written",)
-    return Written(text.getvalue().encode(), losses)
+    return Written(data, losses)
+
+
+def times_of(step: Step) -> tuple[list[int], bool]:
+    """The time of each operator, and whether it is that of a file of this format; else operators count."""
+    own = step.format == "csv" and all(type(op.attributes.get(_KIND)) is int for op in step.graph.ops)
+    return [int(op.attributes[_KIND]) if own else k for k, op in enumerate(step.graph.ops)], own
+
+
+def table(rows: Iterable[tuple[str, int, int, int, int | None]], *, offsets: bool) -> bytes:
+    """The file with these rows: id, lower, upper, size, and the offset if asked for."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *([_OFFSET] if offsets else [])])
+    writer.writerows(row if offsets else row[:4] for row in rows)
+    return text.getvalue().encode()
 
 
 FORMAT = Format(

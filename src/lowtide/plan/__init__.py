@@ -8,6 +8,7 @@ imports torch. The folders in the order of the pipeline:
 - ``time_shares``: how the time limit of a search is shared out.
 - ``program/``: what a Program is, and what it takes: live bytes, seconds, copies.
 - ``check/``: whether a Program may run; shares no code with the planners.
+- ``address/``: where in one arena each piece of memory lies.
 - ``problem/``: the step in plain numbers, and schedules over it.
 - ``bounds/``: what no schedule can beat.
 - ``recompute/``: schedules that recompute.

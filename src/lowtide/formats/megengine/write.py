@@ -9,6 +9,7 @@ from lowtide.cost import Span, Step
 from lowtide.errors import ConvertError
 from lowtide.formats.base import Written
 from lowtide.formats.losses import Part, losses_of
+from lowtide.formats.megengine.arena import Arena
 from lowtide.formats.megengine.params import param_of
 from lowtide.graph import RESIDENT_ROLES, Op, Phase, Role, Tensor
 
@@ -23,8 +24,11 @@ _PLAIN = {Role.PARAMETER, Role.INPUT, Role.ACTIVATION, Role.WORKSPACE}
 """Roles that the reader tells apart again."""
 
 
-def write(step: Step) -> Written:
-    """The profile; a step that was read from this format comes back as equal JSON."""
+def write(step: Step, arena: Arena | None = None) -> Written:
+    """The profile; a step that was read from this format comes back as equal JSON.
+
+    With an arena, the values in it get a place in its chunk, with offset and pointers.
+    """
     graph = step.graph
     if not graph.ordered:
         raise ConvertError("a MegEngine profile needs to know who reads what; this document does not say it")
@@ -32,6 +36,9 @@ def write(step: Step) -> Written:
     more = own.get("more", {})
     shaped_by = {} if own else {t: op for op in reversed(graph.ops) for t in op.outputs}
     variables = {t.id: _variable(step, k, shaped_by.get(k), bool(own)) for k, t in enumerate(graph.tensors)}
+    chunks = dict(own["chunks"]) if own else _chunks(graph.tensors)
+    if arena is not None and arena.offsets:
+        chunks[arena.chunk] = _put_into(arena, step, variables)
     operators = {op.id: _operator(step, k, bool(own)) for k, op in enumerate(graph.ops)} | own.get("idle", {})
     document = {
         **own.get("top", {}),
@@ -44,14 +51,16 @@ def write(step: Step) -> Written:
         "graph_exec": {
             **more.get("graph_exec", {}),
             "comp_seq": [op.id for op in graph.ops],
-            "mem_chunk": own["chunks"] if own else _chunks(graph.tensors),
+            "mem_chunk": chunks,
             "var": variables,
             "operator": operators,
         },
     }
     held = _HELD | ({Part.EXTRAS, Part.DEVICES} if own else set())
     losses = losses_of(step, held)
-    views = 0 if own else sum(t.alias is not None and t.address is None for t in graph.tensors)
+    there = arena.offsets if arena else {}
+    unplaced = (t for k, t in enumerate(graph.tensors) if t.address is None and k not in there)
+    views = 0 if own else sum(t.alias is not None for t in unplaced)
     if views:
         losses += (f"{views} views: without an address they are read back with memory of their own",)
     if not own and any(op.phase is not Phase.FORWARD for op in graph.ops):
@@ -112,6 +121,29 @@ def _blank_variable(tensor: Tensor, inputs: list[str]) -> dict[str, Any]:
         "mem_plan": plan,
         "mem_readonly_fwd_src": None,
         "static_infer_tags": tags,
+    }
+
+
+def _put_into(arena: Arena, step: Step, variables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Give variables their place in an arena; its chunk."""
+    for k, offset in arena.offsets.items():
+        tensor = step.graph.tensors[k]
+        shape = list(tensor.shape or (tensor.bytes,))
+        layout = {"dtype": tensor.dtype, "stride": _strides(shape), "shape": shape}
+        plan = {"offset_byte": offset, "layout": layout, "mem_chunk_id": arena.chunk}
+        start = arena.base + offset
+        variables[tensor.id] |= {
+            "mem_plan": plan,
+            "prev_dev_ptr": start,
+            "prev_dev_ptr_end": start + tensor.bytes,
+        }
+    owner = step.graph.tensors[min(arena.offsets, key=lambda k: (arena.offsets[k], k))]
+    return {
+        "dev_ptr": arena.base,
+        "owner_var": owner.id,
+        "size": arena.bytes,
+        "id": arena.chunk,
+        "node_type": "mem_chunk",
     }
 
 

@@ -4,5 +4,7 @@ Takes a Graph, a Program and a budget; gives its peak, or a PlanError with the n
 imports the instructions of Programs and nothing else of ``plan``, so that it cannot share a mistake with a
 planner.
 
-From outside: ``checker``, ``graph``, ``play``, ``rules``, ``tiles``, ``time``.
+``addresses`` checks address plans in the same way.
+
+From outside: ``addresses``, ``checker``, ``graph``, ``play``, ``rules``, ``tiles``, ``time``.
 """

@@ -14,7 +14,15 @@ from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
 
-__all__ = ["RANDOM_STATE_BYTES", "autograd_bytes", "inside_bytes", "kept_to_restore", "simulate"]
+__all__ = [
+    "RANDOM_STATE_BYTES",
+    "autograd_bytes",
+    "copied_before",
+    "inside_bytes",
+    "kept_to_restore",
+    "run_again_on_host",
+    "simulate",
+]
 
 _SCALARS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
@@ -49,9 +57,10 @@ def simulate(
     live: list[int] = []
     extra: list[int] = []
     took: list[float] = []
-    states = _states(graph, program)
+    states = run_again_on_host(graph, program)
     before = kept_to_restore(graph)
-    memory.live += _copied(graph, program) + before
+    copies = (allocated_bytes(graph.tensors[t]) for t in copied_before(graph, program))
+    memory.live += sum(copies) + before
     lanes = lanes or Lanes(graph, link)
     storage = graph.storages() if _moves_leaves(memory, program) else []
     between = memory.live if storage else 0
@@ -117,7 +126,7 @@ def autograd_bytes(graph: Graph) -> int:
     return _SCALARS * _SCALAR_BYTES if "cpu" in devices else 0
 
 
-def _states(graph: Graph, program: Program) -> set[int]:
+def run_again_on_host(graph: Graph, program: Program) -> set[int]:
     """Random operators on the host that run again: the generator's state before the first run is kept."""
     seen: set[int] = set()
     again: set[int] = set()
@@ -127,13 +136,12 @@ def _states(graph: Graph, program: Program) -> set[int]:
     return {op for op in again if graph.ops[op].device.startswith("cpu")}
 
 
-def _copied(graph: Graph, program: Program) -> int:
+def copied_before(graph: Graph, program: Program) -> list[int]:
     """Leaves that backward reads and the step updates in between are copied before forward."""
     updated = set(graph.updated)
     runs = (line for line in program.backward if isinstance(line, Run))
     read = {t for line in runs for t in graph.ops[line.op].reads_again}
-    copied = {t for t in read if t in updated or graph.tensors[t].role is Role.BUFFER}
-    return sum(allocated_bytes(graph.tensors[t]) for t in copied)
+    return sorted(t for t in read if t in updated or graph.tensors[t].role is Role.BUFFER)
 
 
 def kept_to_restore(graph: Graph) -> int:

@@ -1,0 +1,190 @@
+"""Finds a place in one arena for every allocation: the best of greedy placement and OmniMalloc's search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from lowtide.errors import PlanError
+from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
+from lowtide.plan.address.first_fit import ORDERS, first_fit
+from lowtide.plan.address.omnimalloc_search import BETTER, OPTIMAL, preparation_seconds, search
+from lowtide.plan.address.skyline import KEYS, skyline, weights
+from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
+
+__all__ = ["TIME_LIMIT", "place"]
+
+TIME_LIMIT = 3.0
+"""Seconds of a search, where nobody says more."""
+_MANY = 20_000
+"""So many boxes take greedy placement seconds: with another result at hand it can often end early."""
+_FEW = 500
+"""So few are placed in other orders too in no time, even after the search has had all of its own."""
+_MOST_BYTES = 1 << 62
+
+
+def place(
+    allocations: Sequence[Allocation],
+    *,
+    alignment: int = 1,
+    clock: EventClock = EventClock.OPERATOR,
+    time_limit: float = TIME_LIMIT,
+    progress: Callable[[str], None] | None = None,
+) -> AddressPlan:
+    """An arena for all allocations, never larger than that of greedy placement by size.
+
+    The time limit is that of the search; greedy placement is always finished, or left when it is no better.
+    A PlanError names an allocation that cannot be placed as it is asked for.
+    """
+    began = time.perf_counter()
+    _refuse(allocations, alignment)
+    boxes = boxes_of(allocations, alignment)
+    best = _Search(boxes, began + time_limit, progress or _silent)
+    greedy = best.run()
+    where = np.array([one.pinned or 0 for one in allocations], np.int64)
+    if best.offsets is not None:
+        where[boxes.source] = best.offsets * alignment
+    placed = tuple(
+        Placed(**msgspec.structs.asdict(one), offset=offset)
+        for one, offset in zip(allocations, where.tolist(), strict=True)
+    )
+    return AddressPlan(
+        allocations=placed,
+        clock=clock,
+        events=max((one.death for one in allocations), default=0),
+        alignment=alignment,
+        arena_bytes=(best.height or 0) * alignment,
+        live_bytes=peak_bytes(allocations),
+        greedy_bytes=greedy * alignment,
+        method=best.method,
+        optimal=best.proven,
+        solve_seconds=time.perf_counter() - began,
+    )
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class _Search:
+    """The lowest placement so far, and who found it."""
+
+    def __init__(self, boxes: Boxes, deadline: float, progress: Callable[[str], None]) -> None:
+        self.boxes, self.deadline, self.progress = boxes, deadline, progress
+        self.offsets: Ints | None = None
+        self.height: int | None = None
+        self.method = ""
+        self.proven = False
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.perf_counter()
+
+    def take(self, offsets: Ints | None, method: str, proven: bool = False) -> None:
+        """Keep a placement if it is lower."""
+        if offsets is None:
+            return
+        height = self.boxes.height(offsets)
+        if self.height is None or height < self.height:
+            self.offsets, self.height, self.method = offsets, height, method
+            self.proven = False
+        if height == self.height:
+            self.proven |= proven or height == self.boxes.bound
+
+    def run(self) -> int:
+        """All that there is time for; what greedy placement by size takes, or at least takes.
+
+        Of few boxes greedy placement comes first, of very many last: then it can often be left early.
+        """
+        if len(self.boxes) <= _MANY:
+            greedy = self.greedy()
+            self.skylines(list(KEYS))
+            self.omnimalloc(((OPTIMAL, 0.7), (BETTER, 1.0)))
+            self.other_orders()
+            return greedy
+        self.omnimalloc(((OPTIMAL, 1.0),))
+        self.skylines(list(KEYS)[:1], at_least=1)
+        return self.height or 0 if self.proven else self.greedy()
+
+    def greedy(self) -> int:
+        """Always finished, or left when it is no better."""
+        count = len(self.boxes)
+        offsets = first_fit(
+            self.boxes,
+            "size",
+            stop=self.height,
+            progress=lambda placed: self.progress(f"greedy: {placed:,} of {count:,} placed"),
+        )
+        self.take(offsets, "greedy by size")
+        return self.height or 0 if offsets is None else self.boxes.height(offsets)
+
+    def skylines(self, keys: Sequence[str], at_least: int = 0) -> None:
+        """By several keys, one after the other; some of them whatever time is left."""
+        if self.boxes.has_pins:
+            return
+        for number, key in enumerate(keys):
+            if self.proven or (self.left <= 0 and number >= at_least):
+                break
+            self.progress(f"from the ground up, by {key}")
+            self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
+
+    def omnimalloc(self, ways: Sequence[tuple[int, float]]) -> None:
+        """In several ways, each for a share of the time left, if preparing it leaves time for a search."""
+        reserve = preparation_seconds(self.boxes)
+        for threads, share in ways:
+            seconds = self.left * share - reserve
+            if self.proven or seconds <= 0.1 * reserve:
+                break
+            self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
+            offsets, proven = search(self.boxes, seconds, threads)
+            self.take(offsets, "OmniMalloc", proven)
+
+    def other_orders(self) -> None:
+        """Greedy placement in other orders."""
+        for order in ORDERS:
+            if self.proven or (len(self.boxes) > _FEW and self.left <= 0):
+                break
+            if order != "size":
+                self.take(first_fit(self.boxes, order, stop=self.height), f"greedy by {order}")
+
+
+def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:
+    if alignment < 1:
+        raise PlanError(f"an alignment of {alignment} bytes; give a whole number of at least 1")
+    total = 0
+    for k, one in enumerate(allocations):
+        if one.birth >= one.death or one.bytes < 0:
+            raise PlanError(
+                f"allocation {k} takes {one.bytes} bytes from event {one.birth} to {one.death}; it must be "
+                "born before it dies, and take no less than nothing"
+            )
+        if one.pinned is not None and (one.pinned < 0 or one.pinned % alignment):
+            raise PlanError(
+                f"allocation {k} is pinned at {one.pinned}, which is no multiple of the alignment "
+                f"{alignment}; give another alignment"
+            )
+        total += -(-one.bytes // alignment) * alignment + (one.pinned or 0)
+    if total > _MOST_BYTES:
+        raise PlanError(f"allocations of {total} bytes in all; at most 2^62 can be placed")
+    _refuse_colliding(allocations)
+
+
+def _refuse_colliding(allocations: Sequence[Allocation]) -> None:
+    """Two that are pinned over each other have no placement."""
+    pinned = [
+        (one.pinned, k, one) for k, one in enumerate(allocations) if one.pinned is not None and one.bytes
+    ]
+    pinned.sort(key=lambda row: row[:2])
+    for n, (start, k, one) in enumerate(pinned):
+        for other_start, other, two in pinned[n + 1 :]:
+            if other_start >= start + one.bytes:
+                break
+            if one.birth < two.death and two.birth < one.death:
+                raise PlanError(
+                    f"allocations {k} and {other} are pinned at {start} and {other_start}, where they "
+                    "overlap while both are live; pin one elsewhere"
+                )
