@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from lowtide import read
@@ -163,6 +164,18 @@ def test_the_same_seed_gives_the_same_plan(unet, monkeypatch):
     found = [searched(unet, budget, seed=3, time_limit=100) for _ in range(2)]
     assert found[0].events == found[1].events
     assert not found[0].stopped_by_time
+
+
+def test_a_search_that_the_time_limit_ends_says_so(unet):
+    graph = unet.graph
+    costs = Costs(tuple(unit_seconds(graph)), (), "unit", forward_only=True)
+    plan = plan_for(graph, costs, Budget(bytes=int(PLAIN_PEAK * 0.49)), time_limit=0.05)
+    assert plan.stopped_by_time
+    assert plan.gap > 0
+    assert "search     ended by the time limit" in plan.explain()
+    assert "ended by the time limit" not in msgspec.structs.replace(plan, gap=0.0).explain()
+    whole = plan_for(graph, costs, Budget(bytes=PLAIN_PEAK), time_limit=5)
+    assert not whole.stopped_by_time
 
 
 def test_progress_and_interrupt(unet):

@@ -229,12 +229,14 @@ class _Proven:
     method: str
     solve_seconds: float
     interrupted: bool = False
+    stopped_by_time: bool = False
 
     @classmethod
     def of(cls, found: Found) -> _Proven:
         """What a search found out."""
         seconds, smallest = found.bound_seconds, found.smallest.budget
-        return cls(seconds, smallest, found.method, found.solve_seconds, found.interrupted)
+        ended = found.interrupted, found.stopped_by_time
+        return cls(seconds, smallest, found.method, found.solve_seconds, *ended)
 
 
 def _plan(
@@ -289,6 +291,7 @@ def _plan(
         offload=task.request.offload,
         resident_bytes=Memory(graph).resident_bytes + outside,
         interrupted=found.interrupted,
+        stopped_by_time=found.stopped_by_time,
         link=task.room.link,
         disturbed=costs.disturbed,
     )

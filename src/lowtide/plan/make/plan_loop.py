@@ -163,6 +163,7 @@ def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: Devic
         method=f"{len(looped.boxes)} tiles, {told.method}",
         only=request.methods,
         interrupted=outer.interrupted or any(plan.interrupted for plan in plans.values()),
+        stopped_by_time=outer.stopped_by_time or any(plan.stopped_by_time for plan in plans.values()),
     )
 
 

@@ -307,6 +307,7 @@ def with_offload(
     spent = time.monotonic() - search.began
     bound = min(search.bound, cost)
     best = replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
+    best = replace(best, stopped_by_time=search.left() <= 0)
     return best, bound, False
 
 

@@ -45,6 +45,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"costs      {plan.disturbed} operators were measured while the machine was busy: plan again"
     if plan.interrupted:
         yield "search     interrupted: the best plan that was found so far"
+    elif plan.stopped_by_time and plan.gap > 0:
+        yield "search     ended by the time limit: a longer one may find a faster plan"
     if plan.resident_bytes:
         yield f"resident   {format_bytes(plan.resident_bytes)}: {', '.join(_resident(plan))}"
     by = "cost" if _in_units(plan) else "the time it takes"

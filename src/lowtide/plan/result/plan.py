@@ -110,6 +110,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resident_bytes: int = 0
     """Leaves of the step, and what is beside it: on the device throughout, unless it may leave."""
     interrupted: bool = False
+    stopped_by_time: bool = False
+    """Whether the time limit ended the search before it had tried everything."""
     link: Link | None = None
     """The rates of copies to the host that the times were predicted with."""
     no_tiles: str = ""
@@ -130,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names = (
             "budget_bytes", "plain", "predicted", "overhead", "bound", "gap", "smallest_budget_bytes",
             "decisions", "solve_seconds", "checked", "method", "cost", "only", "beside_bytes",
-            "resident_bytes", "offload", "interrupted", "disturbed",
+            "resident_bytes", "offload", "interrupted", "stopped_by_time", "disturbed",
         )  # fmt: skip
         found: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
         return found
