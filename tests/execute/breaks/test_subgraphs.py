@@ -39,7 +39,7 @@ class Branching(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.norm = layers(4), layers(4, nn.Dropout(0.1)), nn.BatchNorm1d(WIDTH)
+        self.first, self.second, self.norm = layers(2), layers(2, nn.Dropout(0.1)), nn.BatchNorm1d(WIDTH)
 
     def forward(self, x):
         y = self.norm(self.first(x))
@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.lstm, self.second = layers(3), nn.LSTM(WIDTH, WIDTH, batch_first=True), layers(3)
+        self.first, self.lstm, self.second = layers(2), nn.LSTM(WIDTH, WIDTH, batch_first=True), layers(2)
 
     def forward(self, x):
         y = self.first(x).unflatten(0, (8, -1))
@@ -99,7 +99,7 @@ class InLayers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(2) for _ in range(4))
+        self.blocks = nn.ModuleList(Block(2) for _ in range(3))
 
     def forward(self, x):
         for block in self.blocks:
