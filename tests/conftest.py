@@ -1,4 +1,5 @@
 import gc
+import importlib
 import math
 import os
 import shutil
@@ -18,6 +19,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 
 def pytest_collection_finish():
     """What is imported stays: the cycle collector need not look at torch again and again."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._functorch.aot_autograd")
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 10, 10)  # tracing makes many objects that live as long as it does
