@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-from tests.steps import described
-
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -66,7 +64,6 @@ print(json.dumps({
 
 
 def test_a_kill_while_fitting_leaves_nothing_that_disturbs(tmp_path):
-    described(tmp_path)
     command = [sys.executable, "-c", DRIVER]
     environment = os.environ | {"LOWTIDE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
