@@ -24,7 +24,7 @@ def pytest_collection_finish():
         importlib.import_module("torch._functorch.aot_autograd")
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5000, 10, 10)  # tracing makes many objects that live as long as it does
+    gc.set_threshold(5000, 10, 50)  # tracing makes many objects that live as long as it does
 
 
 @pytest.fixture(scope="session", autouse=True)
