@@ -11,8 +11,8 @@ from torch import nn
 import lowtide
 from lowtide.units import format_bytes
 
-SIZE = 384
-BUDGET = "16MiB"
+SIZE = 256
+BUDGET = "8MiB"
 
 
 def network() -> nn.Module:

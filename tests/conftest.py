@@ -1,3 +1,5 @@
+import gc
+import importlib
 import math
 import os
 import shutil
@@ -13,6 +15,16 @@ from lowtide.cost import samples
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """What is imported stays: the cycle collector need not look at torch again and again."""
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._functorch.aot_autograd")
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5000, 10, 50)  # tracing makes many objects that live as long as it does
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +65,19 @@ def one_device():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "measure_device", measured)
         patch.setattr(step_costs, "measure_device", measured)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def guards_are_not_timed():
+    """Dynamo empties the processor's caches to time the guards of each graph, for a figure that is only logged."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    from torch._dynamo import guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
 
 

@@ -1,5 +1,6 @@
 """Scripts of examples/, run in this process: PyTorch takes long to import."""
 
+import platform
 import runpy
 from pathlib import Path
 
@@ -13,6 +14,8 @@ def printed_by(name, folder, monkeypatch, capsys):
     monkeypatch.setenv("LOWTIDE_CACHE", str(folder / "cache"))
     monkeypatch.chdir(folder)
     torch._dynamo.reset()
+    if platform.machine() != "x86_64":  # oneDNN's backward of convolutions is many times slower there
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -52,7 +52,7 @@ def trained(rank: int, *, fitted: bool) -> tuple[list[float], list[torch.Tensor]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = loss_of
     if fitted:
-        step = lowtide.fit(loss_of, model, *batch_of(0, rank), budget="80%", time_limit=1.0)
+        step = lowtide.fit(loss_of, model, *batch_of(0, rank), budget="80%", time_limit=0.3)
     losses = []
     for number in range(STEPS):
         torch.manual_seed(number)

@@ -41,7 +41,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 4)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Four numbers for each row."""
@@ -66,7 +66,7 @@ def trained(rank: int, *, fitted: bool, reshard: bool) -> tuple[list[float], lis
         example = torch.randn(ROWS, WIDTH, requires_grad=True)
         for block in model.blocks:
             block.forward = lowtide.fit(
-                block.forward, example, budget="80%", only="recompute", time_limit=1.0
+                block.forward, example, budget="80%", only="recompute", time_limit=0.3
             )
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)

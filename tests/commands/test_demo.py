@@ -35,7 +35,7 @@ def test_recomputation_reaches_every_budget_with_room_for_workspaces():
     graph, less = captured.step.graph, 0.6 * float(SHARES[-1].rstrip("%")) / 100
     costs = Costs(tuple(float(cost.seconds.value) for cost in estimate(graph, DEVICE)), (), "estimated")
     able = able_in_place(captured.joint)
-    plan = plan_for(graph, costs, Budget(share=less), able=able, time_limit=2)
+    plan = plan_for(graph, costs, Budget(share=less), able=able, time_limit=1)
     assert plan.predicted.peak_bytes <= 0.15 * plan.plain.peak_bytes
     assert plan.resident_bytes < 0.05 * plan.plain.peak_bytes
 

@@ -1,7 +1,10 @@
 """The mixin for Hugging Face's Trainer: the training of the plain one, bit for bit."""
 
+import functools
 import importlib.util
+import multiprocessing
 import runpy
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +15,7 @@ from torch import nn
 from lowtide.errors import InfeasibleError, RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.integrations.hugging_face import TrainerMixin
+from tests.steps import described
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 NEEDED = {
@@ -148,6 +152,20 @@ def test_a_budget_that_is_too_small_is_told():
         trained(Tight())
 
 
+@pytest.fixture
+def _forked(tmp_path, monkeypatch):
+    """Processes of an example are forked from one that has imported what takes seconds to import."""
+    described(tmp_path)
+    multiprocessing.set_forkserver_preload(
+        ["lowtide.execute.fit", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp"]
+    )
+    start = functools.partial(torch.multiprocessing.start_processes, start_method="forkserver")
+    monkeypatch.setattr(torch.multiprocessing, "spawn", start)
+    yield
+    forkserver._forkserver._stop()  # it prints to where the first example's output was captured
+
+
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("name", NEEDED)
 def test_an_example_trains_as_the_same_loop_without_lowtide(name, capfd):
     missing = [one for one in NEEDED[name] if importlib.util.find_spec(one) is None]

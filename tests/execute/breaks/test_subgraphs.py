@@ -37,9 +37,10 @@ class Block(nn.Module):
 class Branching(nn.Module):
     """Which way it goes depends on a value."""
 
-    def __init__(self):
+    def __init__(self, count=2):
         super().__init__()
-        self.first, self.second, self.norm = layers(4), layers(4, nn.Dropout(0.1)), nn.BatchNorm1d(WIDTH)
+        self.first, self.second = layers(count), layers(count, nn.Dropout(0.1))
+        self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x):
         y = self.norm(self.first(x))
@@ -68,7 +69,7 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.lstm, self.second = layers(3), nn.LSTM(WIDTH, WIDTH, batch_first=True), layers(3)
+        self.first, self.lstm, self.second = layers(2), nn.LSTM(WIDTH, WIDTH, batch_first=True), layers(2)
 
     def forward(self, x):
         y = self.first(x).unflatten(0, (8, -1))
@@ -218,7 +219,7 @@ def test_the_smallest_budget_that_is_named_works():
 
 
 def test_breaks_are_listed_with_their_lines():
-    model, x = Reading(), torch.randn(64, WIDTH)
+    model, x = Reading(4), torch.randn(64, WIDTH)
     step = lowtide.fit(loss_of, model, x, budget="70%", time_limit=0.2)
     (line,) = [one for one in step.explain().splitlines() if one.startswith("break")]
     assert "test_subgraphs.py:" in line
@@ -241,7 +242,7 @@ def test_mistakes_of_the_user_are_no_breaks():
 
 def test_other_branches_and_evaluation_are_planned_when_they_come():
     torch.manual_seed(3)
-    model = Branching()
+    model = Branching(4)
     twin = copy.deepcopy(model)
     step = lowtide.fit(loss_of, model, torch.randn(64, WIDTH), budget="60%", time_limit=0.2)
     for shift in (3.0, -3.0, 3.0):
@@ -279,7 +280,7 @@ def test_autocast_and_no_grad_around_a_break():
 
 
 def test_closures_and_random_states_are_left_alone():
-    model, x = Branching(), torch.randn(64, WIDTH)
+    model, x = Branching(4), torch.randn(64, WIDTH)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     lowtide.fit(lambda x: loss_of(model, x), x, budget="60%", time_limit=0.2)
     assert same(model.state_dict().values(), before.values())

@@ -88,8 +88,13 @@ def strides(model, case):
     "name", [name for name, one in CASES.items() if one.drive is once and name != ALIASED]
 )
 def test_inputs_may_lie_in_memory_as_they_like(name):
-    """In each of the layouts; one that is that of another, as for tensors of two axes, is not run again."""
-    known, refused = [], []
+    """In each of the layouts.
+
+    One that is that of another, as for tensors of two axes, is not run again; nor is the usual one, in which
+    test_exactness.py runs every case.
+    """
+    torch.manual_seed(7)
+    known, refused = [strides(CASES[name].build(), CASES[name])], []
     for how in LAYOUTS:
         torch._dynamo.reset()
         case = laid_out(CASES[name], how)
@@ -110,7 +115,9 @@ def test_inputs_may_lie_in_memory_as_they_like(name):
         backend = lowtides(lambda m, i: compile_with(m, i, recompute_all))
         compiled = torch.compile(case.forward, backend=backend, fullgraph=case.whole)
         assert not list(differences(expected, run(case, model, compiled, steps=1))), how.__name__
-    if len(refused) == len(known):
+    if len(known) == 1:
+        pytest.skip("its tensors lie in memory in one way only")
+    if len(refused) == len(known) - 1:
         pytest.skip(f"eager PyTorch refuses it: {refused}")
 
 

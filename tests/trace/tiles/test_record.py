@@ -67,7 +67,7 @@ def bodies(whole: Joint) -> list[Joint]:
 @pytest.mark.parametrize(
     ("target", "parts", "end"),
     [
-        ("unet:base=2,batch=1,size=188", (1, 2, 2), ""),
+        ("unet:base=2,batch=1,size=188", (1, 1, 2), ""),
         ("vgg16body:batch=1,size=64,width=2", (1, 3, 3), ""),
         ("vgg16body:batch=2,size=32,width=2", (2, 1, 2, 2), "convolution_13"),
         ("gpt2:batch=2,layers=1,width=32,heads=4,length=16,vocab=64", (2,), ""),
