@@ -1,8 +1,8 @@
 """A function that ``torch.compile`` hands over in several graphs, planned while it trains.
 
-Nobody can rehearse it: the backend sees graphs, not the function. So the first call that turns out to run
-several graphs runs them by plans that hold least, and is noted. Before the next call the graphs are planned
-together, and share the budget from there on.
+Nobody can rehearse it: the backend sees graphs, not the function. The first call shows that there are
+several graphs, when the first of them has run already. So the next call runs them by plans that hold least,
+and is noted. Before the call after that the graphs are planned together, and share the budget from there on.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class LiveStep(Subgraphs):
         self.together.live = True
         self.several = False
         """Whether a call runs several graphs, as far as is known."""
+        self._midway = False
+        """Whether calls are noted from the middle of one on."""
         self._call = 0
         """The call of the user's in which a graph ran last."""
         self._refused: InfeasibleError | None = None
@@ -85,7 +87,7 @@ class LiveStep(Subgraphs):
                 "the function is compiled in several graphs. Fused kernels need a step in one graph: take "
                 "kernels='eager' here"
             )
-        self.together.record = _Record()
+        self.together.record, self._midway = _Record(), True
 
     def _plan_what_is_known(self) -> None:
         """Plan the graphs together, once all of a call have run."""
@@ -93,9 +95,10 @@ class LiveStep(Subgraphs):
         if record is None or not record.calls:
             return
         called = dict.fromkeys(call.graph for call in record.calls)
-        if not any(one.joint is not None and one.joint.tangents for one in called):  # it was evaluated
+        evaluated = not any(one.joint is not None and one.joint.tangents for one in called)
+        if evaluated or self._midway:
             record.clear()
-            self.together.record = _Record()
+            self.together.record, self._midway = _Record(), False
             return
         self.together.record = None
         try:
