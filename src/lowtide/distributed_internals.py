@@ -13,6 +13,7 @@ __all__ = [
     "functional_collectives",
     "is_distributed",
     "local_of",
+    "several_processes",
     "tensor_holders",
     "with_local",
 ]
@@ -45,6 +46,12 @@ def tensor_holders(tensor: torch.Tensor) -> int:
     """How many in this process hold a tensor, all of Python as one. Seen in 2.13."""
     count: Any = getattr(tensor, "_use_count", None)
     return 1 if count is None else int(count())
+
+
+def several_processes() -> bool:
+    """Whether this process is one of several that talk to each other."""
+    found: Any = torch.distributed
+    return bool(found.is_available() and found.is_initialized() and found.get_world_size() > 1)
 
 
 def functional_collectives() -> Any:

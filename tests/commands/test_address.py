@@ -194,3 +194,7 @@ def test_a_damaged_plan_is_refused_before_it_is_placed(tmp_path, capsys):
     document["program"]["forward"] = document["program"]["forward"][1:]
     plan.write_text(json.dumps(document))
     assert "docs/valid-programs.md" in refused("address", plan, capsys=capsys)
+
+
+def test_a_time_limit_that_is_no_number_is_refused(table, capsys):
+    assert "is a number of seconds" in refused("address", table, "--time-limit", "nan", capsys=capsys)

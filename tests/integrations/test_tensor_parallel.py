@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
-from torch.distributed._functional_collectives import all_reduce
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -31,6 +31,7 @@ from lowtide.cost.watch import watch_cpu
 from lowtide.distributed_internals import local_of
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.compile.bits import same_bits
+from lowtide.execute.compile.sharded import unsynchronised
 from lowtide.graph import Role
 from lowtide.plan.check.checker import check
 from lowtide.plan.make.make_plan import make_plan
@@ -357,3 +358,64 @@ def test_no_tiles_are_cut_where_other_processes_take_part():
         captured = lowtide.capture(loss_of, parallel(mesh), batch())
     with pytest.raises(CaptureError, match="other processes take part"):
         Tiling(captured.joint)
+
+
+def gradients(model, step, *batch):
+    model.zero_grad()
+    step(model, *batch).backward()
+    return [None if p.grad is None else local_of(p.grad).clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("frozen", [["up.weight"], ["up.weight", "up.bias"], ["down.bias"], ["wide.weight"]])
+def test_frozen_parameters_that_are_split_leave_the_gradients_of_others_alone(frozen):
+    with group_of_two() as mesh:
+        model, x = parallel(mesh), torch.randn(6, 8)
+        for name in frozen:
+            model.get_parameter(name).requires_grad_(False)
+        expected = gradients(model, loss_of, x)
+        step = lowtide.fit(loss_of, model, x, **OPTIONS)
+        assert all(map(same_bits, gradients(model, step, x), expected))
+
+
+def test_a_batch_may_be_split_too():
+    with group_of_two() as mesh:
+        torch.manual_seed(0)
+        model = distribute_module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), mesh)
+        batch = [distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]) for _ in range(2)]
+
+        def loss(model, x, y):
+            return nn.functional.mse_loss(model(x), y)
+
+        expected = gradients(model, loss, *batch)
+        step = lowtide.fit(loss, model, *batch, **OPTIONS)
+        assert all(map(same_bits, gradients(model, step, *batch), expected))
+
+
+@pytest.mark.parametrize("talk", [dist.all_reduce, lambda _: dist.barrier()])
+def test_what_talks_between_graphs_is_refused_before_anything_is_sent(talk):
+    def broken(model, x):
+        h = model(x)
+        torch._dynamo.disable(talk)(h.detach().clone())
+        return h.square().mean()
+
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    with group_of_two(silent=True), pytest.raises(CaptureError, match="in code that torch does not capture"):
+        lowtide.fit(broken, model, x, **OPTIONS)
+
+
+def test_data_parallel_models_are_planned_without_the_others():
+    with group_of_two():
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        with unsynchronised([nn.Sequential(model)]):
+            assert not model.require_backward_grad_sync
+            assert not model.require_forward_param_sync
+        assert model.require_backward_grad_sync
+        assert model.require_forward_param_sync
+
+
+def test_a_batch_that_is_still_under_way_is_refused_with_the_way_out():
+    with group_of_two():
+        coming = all_gather_tensor(torch.randn(8, 4), 0, dist.group.WORLD)
+        with pytest.raises(CaptureError, match="still under way"):
+            lowtide.fit(loss_of, nn.Linear(4, 4), coming, **OPTIONS)
+        coming.wait()

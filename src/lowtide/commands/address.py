@@ -27,6 +27,7 @@ from lowtide.plan.address.place import TIME_LIMIT, place
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Purpose
 from lowtide.plan.check.addresses import check_addresses, check_storages
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES
+from lowtide.plan.request import Limits
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.validate import check_plan
 from lowtide.printable import printable
@@ -94,6 +95,7 @@ def address(
     result is checked by code that shares nothing with what finds it.
     """
     check_outputs(table_file, svg, profile, output, inputs=[file])
+    limits = Limits(time_limit)
     source = _read(file, align, pinned)
     if profile is not None and source.step is None:
         raise ConvertError(
@@ -105,7 +107,7 @@ def address(
         source.allocations,
         alignment=source.alignment,
         clock=EventClock.INSTRUCTION if source.plan is not None else EventClock.OPERATOR,
-        time_limit=time_limit,
+        time_limit=limits.time_limit,
         progress=progress,
     )
     if progress is not None:

@@ -16,7 +16,7 @@ from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.family import Shapes
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
-from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded
+from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded, refuse_unfinished
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
@@ -344,6 +344,7 @@ def fitted(
 
 def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool) -> None:
     refuse_sharded(modules_in(step.function, *example, *keywords.values()))
+    refuse_unfinished(tree_leaves((example, keywords)))
     step.rehearse(example, keywords, verify=verify)
     if not step.planned:
         raise CaptureError(

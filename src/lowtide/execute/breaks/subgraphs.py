@@ -23,10 +23,12 @@ from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
 from lowtide.execute.breaks.subgraph import Subgraph, Together
 from lowtide.execute.compile.aot import KeepsGraphError
+from lowtide.execute.compile.sharded import unsynchronised
 from lowtide.execute.memory.device import Room
 from lowtide.plan.make.share_budget import GraphCall, GraphPlan, least_plans, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.distributed.stand_ins import nothing_sent
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.refusal import why_broken
 from lowtide.trace.step.joint import Leaf
@@ -72,10 +74,16 @@ class Subgraphs:
         Where it takes more than the budget, as code between graphs may, they are planned again with less.
         Nothing of it leaves a trace.
         """
+
+        def alone() -> Any:
+            with nothing_sent():
+                return run()
+
         try:
-            record = self._with_graphs_left(run, modules, batch)
-            if record.calls:
-                self._planned(run, record, verify=verify)
+            with unsynchronised(modules):
+                record = self._with_graphs_left(alone, modules, batch)
+                if record.calls:
+                    self._planned(alone, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
             for one in self.made:
                 one.forget()

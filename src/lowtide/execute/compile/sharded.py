@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,10 @@ from lowtide.distributed_internals import is_distributed
 from lowtide.errors import CaptureError
 from lowtide.trace.distributed.collectives import is_collective
 
-__all__ = ["refuse_distributed_parts", "refuse_sharded"]
+__all__ = ["refuse_distributed_parts", "refuse_sharded", "refuse_unfinished", "unsynchronised"]
+
+_SYNCHRONISES = ("require_backward_grad_sync", "require_forward_param_sync")
+"""What DistributedDataParallel is told by, as its ``no_sync`` does."""
 
 
 def refuse_sharded(modules: Iterable[nn.Module]) -> None:
@@ -42,6 +46,16 @@ def refuse_sharded(modules: Iterable[nn.Module]) -> None:
         raise CaptureError(told)
 
 
+def refuse_unfinished(values: Iterable[Any]) -> None:
+    """Refuse tensors that a collective has not given yet."""
+    kinds = _kinds("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    if kinds and any(isinstance(value, kinds) for value in values):
+        raise CaptureError(
+            "an argument of the step is the result of a collective that is still under way "
+            "(AsyncCollectiveTensor): call its `wait()`, and pass what that returns"
+        )
+
+
 def refuse_distributed_parts(values: Iterable[Any], targets: Iterable[Any] = (), why: str = "") -> None:
     """Refuse tensors that are spread over processes, and collectives, in a step of several graphs.
 
@@ -55,6 +69,27 @@ def refuse_distributed_parts(values: Iterable[Any], targets: Iterable[Any] = (),
             "out what breaks the graph (`lowtide.fit(..., fullgraph=True)` names its line), or fit the parts "
             "before and after it by themselves (docs/integrations.md)"
         )
+
+
+@contextlib.contextmanager
+def unsynchronised(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, DistributedDataParallel averages no gradients and sends no buffers.
+
+    A step that is planned runs as often as the budget of each process asks for.
+    """
+    kinds = _kinds("torch.nn.parallel", "DistributedDataParallel")
+    inside = (one for module in modules for one in module.modules()) if kinds else ()
+    found = {id(one): one for one in inside if isinstance(one, kinds)}
+    before = {key: {name: getattr(one, name) for name in _SYNCHRONISES} for key, one in found.items()}
+    try:
+        for one in found.values():
+            for name in _SYNCHRONISES:
+                setattr(one, name, False)
+        yield
+    finally:
+        for key, one in found.items():
+            for name, value in before[key].items():
+                setattr(one, name, value)
 
 
 def _meshes(parameter: Any) -> int:

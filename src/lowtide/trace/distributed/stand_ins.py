@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from lowtide.distributed_internals import is_distributed
+from lowtide.distributed_internals import is_distributed, several_processes
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import TorchDispatchMode
 from lowtide.trace.distributed.collectives import is_collective, name_of
 
-__all__ = ["StandIns", "alone"]
+__all__ = ["StandIns", "alone", "nothing_sent"]
 
 
 @contextlib.contextmanager
@@ -31,8 +31,16 @@ def alone(targets: Iterable[Any], arguments: Iterable[Any]) -> Iterator[None]:
         yield
 
 
-class StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers for other processes, in this thread and in its backward; other operators run as they are."""
+@contextlib.contextmanager
+def nothing_sent() -> Iterator[None]:
+    """Inside, forward of a step may not talk to other processes, which would take it for another call."""
+    mode: Any = _NothingSent
+    with mode() if several_processes() else contextlib.nullcontext():
+        yield
+
+
+class _Apart(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at operators that talk to other processes; others run as they are."""
 
     leaves_calls_alone = True
 
@@ -44,18 +52,43 @@ class StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """One operator."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # it calls operators on the tensors of this process, which come here again
         name = name_of(func)
         if name is None or name in _LOCAL:
             return func(*args, **(kwargs or {}))
+        return self.talk(func, name, args, kwargs or {}, traced=bool(types))
+
+    def talk(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], *, traced: bool) -> Any:
+        """One that talks to other processes, or is ``traced``."""
+        raise NotImplementedError
+
+
+class _NothingSent(_Apart):  # type: ignore[no-untyped-call]
+    def talk(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], *, traced: bool) -> Any:  # noqa: ARG002
+        if traced:
+            return func(*args, **kwargs)
+        raise CaptureError(
+            f"the step calls {func} in code that torch does not capture. Forward runs while it is planned, "
+            "as often as the budget of each process asks for, and processes would meet in different calls. "
+            "Take what talks to other processes out of the step, or out of what breaks the graph "
+            "(docs/integrations.md)"
+        )
+
+
+class StandIns(_Apart):  # type: ignore[no-untyped-call]
+    """Answers for other processes, in this thread and in its backward."""
+
+    def talk(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], *, traced: bool) -> Any:  # noqa: ARG002
+        """What this process can compute alone."""
         if name not in _STAND_INS:
             raise CaptureError(
                 f"the step calls {func}, which talks to other processes in a way that cannot be tried out by "
                 "one of them. Supported are the collectives of DTensor and torch.distributed's functional "
                 "all_reduce, all_gather, reduce_scatter, all_to_all_single and broadcast; leave this part out"
             )
-        return _STAND_INS[name](*args, **(kwargs or {}))
+        return _STAND_INS[name](*args, **kwargs)
 
 
 _LOCAL = frozenset({"_wrap_tensor_autograd"})

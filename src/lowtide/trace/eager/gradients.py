@@ -8,6 +8,7 @@ that would be memory which no plan knows of: so the copy is an operator of the s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,15 @@ from lowtide.distributed_internals import local_of
 from lowtide.trace.eager.layouts import as_number
 from lowtide.trace.eager.library import define
 
-__all__ = ["copy_gradients", "gradient_strides", "is_dense", "laid_out", "place_of", "whole"]
+__all__ = [
+    "copy_gradients",
+    "gradient_strides",
+    "is_dense",
+    "laid_out",
+    "owners_of_gradients",
+    "place_of",
+    "whole",
+]
 
 _FROM_CODE = ("seq_nr", "stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
@@ -67,10 +76,11 @@ def copy_gradients(
     given = graph.find_nodes(op="placeholder")
     returned = {*given, *(one for one in results[:num_outputs] if isinstance(one, fx.Node))}
     inputs = [node for node in given if not node.name.startswith("tangents")]
-    for k, node in enumerate(results[num_outputs : num_outputs + len(inputs)]):
+    owners = owners_of_gradients(inputs, results[num_outputs:])
+    for k, node in enumerate(results[num_outputs : num_outputs + len(owners)]):
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        place = place_of(given[k], k)
+        place = place_of(given[owners[k]], owners[k])
         wanted = strides[place] if place is not None and place < len(strides) else None
         if wanted is not None and not _lies(node.meta.get("val"), wanted):
             results[num_outputs + k] = laid_out(graph, node, wanted)
@@ -78,6 +88,23 @@ def copy_gradients(
             results[num_outputs + k] = laid_out(graph, node, node.meta["val"].stride())
         returned.add(node)
     output.args = (tuple(results),)
+
+
+def owners_of_gradients(inputs: Sequence[fx.Node], returned: Sequence[Any]) -> list[int]:
+    """For each gradient that backward returns, the position of the input that it is for.
+
+    That is one an input; but a DTensor without a gradient, which is several inputs of the graph, has one None
+    for all of them. What is returned behind the gradients of all inputs is left out.
+    """
+    owners: list[int] = []
+    places = [place_of(node, k) for k, node in enumerate(inputs)]
+    start = 0
+    for place, group in itertools.groupby(places):
+        count = len(list(group)) if place is not None else 1
+        none = len(owners) < len(returned) and returned[len(owners)] is None
+        owners += range(start, start + (1 if none else count))
+        start += count
+    return owners[: len(returned)]
 
 
 def place_of(node: fx.Node, position: int) -> int | None:

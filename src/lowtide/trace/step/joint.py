@@ -12,7 +12,7 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.distributed.collectives import COLLECTIVES, is_collective, lacks_joined_form
-from lowtide.trace.eager.gradients import place_of, whole
+from lowtide.trace.eager.gradients import owners_of_gradients, place_of, whole
 from lowtide.trace.eager.in_place_calls import NO_GRAD
 from lowtide.trace.eager.layouts import Layout, layout_of
 from lowtide.trace.eager.rewrite import traced_in_forward
@@ -170,10 +170,11 @@ def read_symbolic(
     lost = [r for r, t in zip(results, made, strict=True) if t is None and _is_tensor(r)]
     assert not lost, lost
     outputs, gradients = made[:num_outputs], made[num_outputs:]
+    owners = owners_of_gradients(primals, results[num_outputs:])
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
     joint = Joint(
-        graph=builder.graph([*inputs, *(inputs[k] for k in apart)], outputs, gradients, updated),
+        graph=builder.graph([inputs[k] for k in (*owners, *apart)], outputs, gradients, updated),
         calls=tuple(builder.calls),
         tensor_of=builder.tensor_of,
         values=tuple(builder.values),
