@@ -144,20 +144,14 @@ def test_a_plan_is_placed_instruction_by_instruction(tmp_path):
     assert "checked" in said
 
 
+def written_plan(path):
+    how = ("--budget", "90%", "--cost", "unit", "--time-limit", "0.2")
+    run("plan", str(DOCUMENTS["000"]), *how, "-o", str(path))
+
+
 def test_bad_input_is_refused_and_nothing_is_written(table, tmp_path, capsys):
     plan, out = tmp_path / "plan.json", tmp_path / "out"
-    run(
-        "plan",
-        str(DOCUMENTS["000"]),
-        "--budget",
-        "90%",
-        "--cost",
-        "unit",
-        "--time-limit",
-        "0.2",
-        "-o",
-        str(plan),
-    )
+    written_plan(plan)
     broken = tmp_path / "broken.csv"
     broken.write_text("id,lower,upper,size,offset\na,0,2,4,2\nb,1,3,4,4\n")
     cases = [
@@ -178,18 +172,7 @@ def test_bad_input_is_refused_and_nothing_is_written(table, tmp_path, capsys):
 
 def test_a_damaged_plan_is_refused_before_it_is_placed(tmp_path, capsys):
     plan = tmp_path / "plan.json"
-    run(
-        "plan",
-        str(DOCUMENTS["000"]),
-        "--budget",
-        "90%",
-        "--cost",
-        "unit",
-        "--time-limit",
-        "0.2",
-        "-o",
-        str(plan),
-    )
+    written_plan(plan)
     document = json.loads(plan.read_bytes())
     document["program"]["forward"] = document["program"]["forward"][1:]
     plan.write_text(json.dumps(document))

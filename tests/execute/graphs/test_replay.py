@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide.device_internals import uses_of_storage
@@ -137,3 +138,19 @@ def test_the_bits_are_those_without_graphs(loop, tapes):
     else:
         assert "each replay as one CUDA graph" in graphs.explain()
         assert max(replays) > 2
+
+
+def test_a_batch_that_is_updated_is_not_copied(tapes):
+    def loss_of(model, x, mean, variance):
+        return nn.functional.batch_norm(model(x), mean, variance, training=True).square().sum()
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    own = [torch.zeros(4), torch.ones(4)]
+    eager = [one.clone() for one in own]
+    step = lowtide.fit(loss_of, model, x, *own, budget="100%", time_limit=0.5, graphs="auto")
+    for _ in range(3):
+        step(model, x, *own).backward()
+        loss_of(model, x, *eager).backward()
+    assert "updates a tensor of the batch" in step.explain()
+    assert all(map(torch.equal, own, eager))

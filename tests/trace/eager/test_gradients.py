@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
 from lowtide.execute.compile.bits import same_bits
+from lowtide.trace.eager.gradients import owners_of_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +127,32 @@ def test_a_gradient_that_comes_in_counts_until_backward_ends():
         model.zero_grad(set_to_none=True)
         _, seen = watch_cpu(lambda _: (step(x) * 0.5).sum().backward())
     assert seen.peak_bytes + held <= step.plan.budget_bytes
+
+
+class _Told:
+    """As AOTAutograd tells of an input, or of a part of one."""
+
+    def __init__(self, idx=None, part=False):
+        if part:
+            self.base, self.attr = _Told(idx), "part"
+        elif idx is not None:
+            self.idx = idx
+
+
+@pytest.mark.parametrize(
+    ("told", "returned", "owners"),
+    [
+        ([_Told(0), _Told(1)], ["a", None], [0, 1]),
+        ([_Told(0, part=True), _Told(0, part=True), _Told(1)], ["a", "mesh", "b"], [0, 1, 2]),
+        ([_Told(0, part=True), _Told(0, part=True), _Told(1)], [None, "b"], [0, 2]),
+        ([_Told(), _Told(), _Told(1)], ["base", "other base", "b"], [0, 1, 2]),
+        ([_Told(), _Told(), _Told(1)], [None, "other base", "b"], [0, 1, 2]),
+        ([_Told(0), _Told(1)], ["a", "b", "a again"], [0, 1]),
+    ],
+)
+def test_each_gradient_has_its_input(told, returned, owners):
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{k}") for k in range(len(told))]
+    for node, one in zip(inputs, told, strict=True):
+        node.meta["desc"] = one
+    assert owners_of_gradients(inputs, returned) == owners

@@ -136,7 +136,7 @@ class Replay:
         if tape.backward is None:
             try:
                 self._capture_backward(tape, values)
-            except Exception as error:  # the same
+            except Exception as error:  # whatever it is, backward runs as always
                 return self._backward_as_always(tape, values, error)
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
             copy.copy_(value)
@@ -318,6 +318,8 @@ def _cannot(interpreter: Interpreter) -> str | None:
         return "Lowtide was installed without a C compiler"
     if any(isinstance(line, Send | Fetch) for line in interpreter.program.instructions):
         return "tensors are copied to the host"
+    if _updates_batch(interpreter.joint):
+        return "it updates a tensor of the batch, of which graphs read a copy"
     if any(is_collective(call.target) for call in interpreter.joint.calls):
         return "other processes take part in the step"
     if interpreter.states or interpreter.hosts:
@@ -325,6 +327,16 @@ def _cannot(interpreter: Interpreter) -> str | None:
     if all(t in interpreter.joint.inputs for t in interpreter.saved):
         return "forward leaves nothing for backward"
     return None
+
+
+def _updates_batch(joint: Joint) -> bool:
+    """Whether an operator writes to an argument that is neither a parameter nor a buffer."""
+    graph = joint.graph
+    storages, written = graph.storages(), [t for op in graph.ops for t in op.changes]
+    touched = {storages[t] for t in (*written, *graph.updated)}
+    return any(
+        t is not None and graph.tensors[t].role is Role.INPUT and storages[t] in touched for t in joint.inputs
+    )
 
 
 def _groups(joint: Joint) -> Iterator[Group]:

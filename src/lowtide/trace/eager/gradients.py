@@ -97,13 +97,11 @@ def owners_of_gradients(inputs: Sequence[fx.Node], returned: Sequence[Any]) -> l
     for all of them. What is returned behind the gradients of all inputs is left out.
     """
     owners: list[int] = []
-    places = [place_of(node, k) for k, node in enumerate(inputs)]
-    start = 0
-    for place, group in itertools.groupby(places):
-        count = len(list(group)) if place is not None else 1
+    places = [(place_of(node, k), k) for k, node in enumerate(inputs)]
+    for _, group in itertools.groupby(places, lambda one: (one[0], one[1] if one[0] is None else -1)):
+        parts = [k for _, k in group]
         none = len(owners) < len(returned) and returned[len(owners)] is None
-        owners += range(start, start + (1 if none else count))
-        start += count
+        owners += parts[:1] if none else parts
     return owners[: len(returned)]
 
 
