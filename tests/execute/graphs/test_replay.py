@@ -6,6 +6,7 @@ is still in use gets other bits than the step without graphs.
 
 import copy
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import lowtide
 from lowtide.device_internals import uses_of_storage
 from lowtide.execute.compile.family import Shapes
 from lowtide.execute.graphs.part import SharedStorage, Value
-from lowtide.execute.graphs.replay import Replay
+from lowtide.execute.graphs.replay import Replay, undisturbed
 from lowtide.execute.runtime.copies import Form
 from tests.execute.graphs.loops import LOOPS, Network, batches, held, loss_of, trained, two_at_once
 
@@ -154,3 +155,23 @@ def test_a_batch_that_is_updated_is_not_copied(tapes):
         loss_of(model, x, *eager).backward()
     assert "updates a tensor of the batch" in step.explain()
     assert all(map(torch.equal, own, eager))
+
+
+def test_nothing_is_replayed_over_what_is_held():
+    def tape(used, *storages):
+        return SimpleNamespace(
+            used=set(used), storages=[SimpleNamespace(held=h, pages=frozenset(p)) for h, p in storages]
+        )
+
+    free = [tape([0, 1], (False, [0])), tape([2, 3], (False, [2]))]
+    assert undisturbed(free, 0)
+    assert undisturbed(free, 1)
+    large = [tape([0, 1], (True, [0])), tape([2, 3], (False, [2]))]
+    assert not undisturbed(large, 0)
+    assert undisturbed(large, 1)
+    overlapping = [tape([0, 1], (False, [0])), tape([1, 3], (True, [1]))]
+    assert not undisturbed(overlapping, 0)
+    small_of_the_first = [tape([0], (True, [])), tape([2], (False, []))]
+    assert undisturbed(small_of_the_first, 1)
+    small_of_the_second = [tape([0], (False, [])), tape([2], (True, []))]
+    assert not undisturbed(small_of_the_second, 0)

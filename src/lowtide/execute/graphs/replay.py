@@ -20,7 +20,7 @@ from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.units import format_bytes
 
-__all__ = ["Replay", "replayed", "reserve"]
+__all__ = ["Replay", "replayed", "reserve", "undisturbed"]
 
 _ORDINARY = 1
 """Calls that run as always at first: libraries set up what they keep."""
@@ -178,10 +178,11 @@ class Replay:
         addresses = {k: arguments[k].data_ptr() for k in self._resident}
         if any(one.fixed != addresses for one in self._tapes):
             self.release(None)  # the model was moved
-        held = [one for tape in self._tapes for one in tape.tape.storages if one.held]
-        for tape in self._tapes:
-            if not any(one in tape.tape.storages or one.pages & tape.tape.used for one in held):
-                return tape
+        found = next(
+            (k for k in range(len(self._tapes)) if undisturbed([t.tape for t in self._tapes], k)), None
+        )
+        if found is not None:
+            return self._tapes[found]
         if len(self._tapes) == _TAPES:
             self.release("what steps give is held in more ways than graphs are captured for")
             return None
@@ -278,6 +279,20 @@ class Replay:
         assert plan is not None
         leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
         return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + _PAGES
+
+
+def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
+    """Whether a replay of one of the tapes, in the order of their capture, writes over nothing that is held.
+
+    Small storages lie in the pool that all graphs share. It was theirs alone for later captures; earlier ones
+    may have used the place for something else.
+    """
+    for k, tape in enumerate(tapes):
+        for one in tape.storages:
+            earlier = not one.pages and k > number
+            if one.held and (k == number or earlier or one.pages & tapes[number].used):
+                return False
+    return True
 
 
 def reserve(how: str, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> int:
