@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -117,6 +117,7 @@ __all__ = [
     "modes_disabled",
     "overload_name",
     "part_of_compiler",
+    "real_kernels",
     "reinterpret",
     "running_sequence_number",
     "saved_tensors_are_hooked",
@@ -348,6 +349,13 @@ def modes_disabled() -> AbstractContextManager[Any]:
     """Inside, tensors are real ones, also while torch traces. Seen in 2.11, 2.13."""
     found: AbstractContextManager[Any] = _disable_current_modes()
     return found
+
+
+@contextmanager
+def real_kernels() -> Iterator[None]:
+    """Inside, operators run the kernels of real tensors, none written in Python. Seen in 2.11, 2.13."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
+        yield
 
 
 def last_sequence_number() -> int:

@@ -18,6 +18,7 @@ from lowtide.execute.compile.family import Shapes
 from lowtide.execute.compile.planned import Rehearsal, Rehearsed
 from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded, refuse_unfinished
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
+from lowtide.execute.compile.warm_up import run_once
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
 from lowtide.execute.runtime.parameter_offload import bring_back
@@ -57,6 +58,8 @@ class Fitted:
         self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), {}
         """Those of the call that runs, of a step in several graphs."""
         self._answers = Answers()
+        self._warm = False
+        """Whether the function was run as it is once, for what it sets up at its first call."""
         self._compiled = self._whole()
 
     def _whole(self) -> Callable[..., Any]:
@@ -123,7 +126,7 @@ class Fitted:
         bring_back()
         self._rehearsal.now, self._rehearsal.verify = True, verify
         try:
-            self._rehearse_whole(example, keywords)
+            self._rehearse_warm(example, keywords)
         except GraphBreakError as error:
             if self._fullgraph:
                 raise self._branches.told(error) from error
@@ -144,6 +147,17 @@ class Fitted:
         ours = self._branches.given_to(self._answers.given_to(lowtides(backend)))
         self._compiled = torch.compile(fresh(self.function), backend=ours)
         return subgraphs
+
+    def _rehearse_warm(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """The same as one graph, where need be behind a first call that sets something up."""
+        try:
+            self._rehearse_whole(example, keywords)
+        except GraphBreakError:
+            modules = modules_in(self.function, *example, *keywords.values())
+            if self._warm or not run_once(self.function, example, keywords, modules):
+                raise
+            self._warm, self._compiled = True, self._whole()
+            self._rehearse_whole(example, keywords)
 
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """The same as one graph: as eager runs it, or as libraries are written to be compiled."""

@@ -33,6 +33,7 @@ from lowtide.torch_internals import (
     storage_id,
     tree_map_only,
 )
+from lowtide.trace.eager.known_layouts import as_known
 
 __all__ = [
     "Layout",
@@ -225,6 +226,8 @@ class _Corrected:
             runs = self.layouts.in_place
             if runs is None or not is_functional_of(func, runs):
                 runs = func
+                with mode:
+                    result = as_known(func, args, result)
             elif same_sort(result, args[0]) and result.stride() != args[0].stride():
                 with mode:
                     result = torch.empty_like(args[0])
