@@ -9,6 +9,7 @@ import torch
 
 import lowtide
 from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.graphs.segments import Pages
 from tests.execute.graphs.loops import LOOPS, Network, batches, held, loss_of, trained, two_at_once, usual
 
@@ -104,3 +105,29 @@ def test_gradients_outlive_the_step():
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
     del others
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch):
+    torch.manual_seed(0)
+    model = Network(0.0).cuda()
+    x, y = next(batches(model, 1))
+    options = {"budget": "1GiB", "time_limit": 2.0, "only": "recompute"}
+    plain = lowtide.fit(loss_of, model, x, y, **options)
+
+    def steps(step):
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            step(model, x, y).backward()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        model.zero_grad(set_to_none=True)
+        step(model, x, y).backward()
+        return torch.cuda.max_memory_allocated()
+
+    expected = steps(plain)
+    graphs = lowtide.fit(loss_of, model, x, y, **options, graphs="auto")
+    monkeypatch.setattr(Replay, "_room", lambda self: 4 << 20)  # of pages: the second operator fails
+    found = steps(graphs)
+    assert "does not fit into the budget" in graphs.explain()
+    assert graphs.graph_bytes == 0
+    assert found <= expected + (1 << 20)

@@ -105,7 +105,7 @@ class _Tapes:
 def tapes(monkeypatch):
     found = []
 
-    def replayed(self, interpreter, how):
+    def replayed(self, interpreter, how, page_bytes):
         if how == "off":
             return None
         found.append(_Tapes())

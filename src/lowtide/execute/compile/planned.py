@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
-from lowtide.execute.graphs.replay import reserve
+from lowtide.execute.graphs.room import reserve, with_pages
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.planning.kept import Kept
@@ -157,14 +158,15 @@ class Planned(FirstCall):
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
-        room.graph_bytes = reserve(self._request.graphs, arguments, self.leaves)
+        reserve(room, self._request.graphs, arguments, self.leaves)
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
         run = MeasuringRun(self, measuring, made[0], arguments, witness)
         pinned = pinned_leaves(joint, arguments, state)
         self._refuse_as_before(joint, self._kept(joint, room, arguments, state, pinned))
-        tiles_alone = self._request.tiles and not self._fits
+        measured = None if self._request.tiles and not self._fits else run
+        best = partial(self._best, joint, measured, room, arguments, state, pinned)
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -172,21 +174,21 @@ class Planned(FirstCall):
             return plan.program
 
         def promise(interpreter: Interpreter) -> None:
-            interpreter.plan = plan
-            interpreter.graphs = self.family.shapes.replayed(interpreter, self._request.graphs)
+            interpreter.plan, shapes = plan, self.family.shapes
+            interpreter.graphs = shapes.replayed(interpreter, self._request.graphs, room.page_bytes)
             made.append(interpreter)
 
         try:
             if self._fits and not self._measured_at_once(device):
                 run()
-            plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
+            plan = with_pages(best, room)
             if self._fits and not run.ran:
                 run()
         except Differs:
             return None
         for attempt in range(_PLANS):
             if attempt:
-                plan = self._best(joint, None if tiles_alone else run, room, arguments, state, pinned)
+                plan = with_pages(best, room)
             ready = measuring
             if plan.program == made[0].program:
                 promise(made[0])
@@ -363,7 +365,6 @@ class Planned(FirstCall):
         """A plan in tiles that was made before."""
         request = self._request
         free = room.free_bytes() if request.budget.auto else None
-        outside = room.outside_bytes()
 
         def whole(plan: Plan) -> Joint:
             return cut_as_it_runs(joint, plan.program, arguments, Witness(self.layouts), state)
@@ -373,7 +374,7 @@ class Planned(FirstCall):
             frozenset(),
             request,
             device_of(joint.graph),
-            DeviceRoom(outside, free, pinned=pinned),
+            DeviceRoom(room.outside_bytes(), free, pinned=pinned),
             whole,
             state,
         )

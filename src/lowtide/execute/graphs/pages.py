@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-__all__ = ["PAGE", "Lifetimes", "pages_of"]
+__all__ = ["PAGE", "SMALL", "Lifetimes", "pages_of"]
 
 PAGE = 2 << 20
 """Bytes of a page."""
+SMALL = 1 << 20
+"""Up to so many bytes PyTorch's allocator puts several tensors into one segment."""
 
 
 def pages_of(first: int, size: int) -> range:

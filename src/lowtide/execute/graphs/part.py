@@ -122,6 +122,8 @@ class Tape:
             except BaseException:
                 with contextlib.suppress(Exception):
                     graph.capture_end()
+                    if recorder.pools:
+                        release_pool(index, self._graph_pool)
                 raise
             finally:
                 self.addresses.mapped.update(range(self._already // PAGE, segments.taken() // PAGE))
@@ -217,6 +219,7 @@ class Tapes:
         if self._pages is not None:
             release_pool(self._pages.index, self._graph_pool)
             self._pages = None
+            free_library_workspaces()  # those of the stream that was captured lie in its pool
             torch.cuda.empty_cache()
 
     def __del__(self) -> None:

@@ -20,14 +20,11 @@ from lowtide.device_internals import (
     stop_allocating_to_pool,
 )
 from lowtide.execute.graphs import segments
-from lowtide.execute.graphs.pages import PAGE, Lifetimes, pages_of
+from lowtide.execute.graphs.pages import PAGE, SMALL, Lifetimes, pages_of
 from lowtide.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 from lowtide.trace.step.group import Group
 
 __all__ = ["Alive", "Recorder", "Sizes"]
-
-_SMALL = 1 << 20
-"""Up to so many bytes PyTorch's allocator puts several tensors into one segment."""
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -149,7 +146,7 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
         def settled(one: torch.Tensor) -> torch.Tensor:
             storage = one.untyped_storage()
             alone = storages.count(storage.data_ptr()) == 1
-            if storage.data_ptr() not in mine or storage.nbytes() > _SMALL or not alone:
+            if storage.data_ptr() not in mine or storage.nbytes() > SMALL or not alone:
                 return one
             copy = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
             return copy.copy_(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,17 +18,15 @@ from lowtide.plan.program.instructions import Fetch, Send
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
 from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.step.group import Group
-from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
-__all__ = ["Replay", "replayed", "reserve", "undisturbed"]
+__all__ = ["Replay", "replayed", "undisturbed"]
 
 _ORDINARY = 1
 """Calls that run as always at first: libraries set up what they keep."""
 _TAPES = 3
 """Ways in which users hold what a step gives, each with graphs of its own."""
-_PAGES = 48 << 20
-"""Bytes that pages may have more than the tensors on them."""
 _SMALL = 1 << 20
 """Results of so many bytes are copied, so that users may keep them."""
 
@@ -64,8 +63,9 @@ class _Pending(NamedTuple):
 class Replay:
     """Forward and backward of one Program, by graphs where that is possible."""
 
-    def __init__(self, interpreter: Interpreter, tapes: Tapes) -> None:
-        self._interpreter, self._made = interpreter, tapes
+    def __init__(self, interpreter: Interpreter, tapes: Tapes, page_bytes: int = 0) -> None:
+        """``page_bytes`` is what the plan leaves for pages that are not full."""
+        self._interpreter, self._made, self._page_bytes = interpreter, tapes, page_bytes
         self.reason = _cannot(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
@@ -134,10 +134,13 @@ class Replay:
         values = list(arguments)
         arguments.clear()
         if tape.backward is None:
+            why = None
             try:
                 self._capture_backward(tape, values)
             except Exception as error:  # whatever it is, backward runs as always
-                return self._backward_as_always(tape, values, error)
+                why = _let_go(error)
+            if why is not None:
+                return self._backward_as_always(tape, values, why)
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
             copy.copy_(value)
         assert tape.backward is not None
@@ -189,8 +192,9 @@ class Replay:
         try:
             return self._capture_forward(arguments, addresses)
         except Exception as error:  # whatever it is, the step runs as always
-            self.release(_told(error))
-            return None
+            why = _let_go(error)
+        self.release(why)
+        return None
 
     def _may_replay(self, arguments: Sequence[Any]) -> bool:
         """Whether a call like this one could be replayed; the first ones are not."""
@@ -263,14 +267,14 @@ class Replay:
         del results
         tape.tape.settle()
 
-    def _backward_as_always(self, tape: _Step, values: Sequence[Any], error: Exception) -> list[Any]:
+    def _backward_as_always(self, tape: _Step, values: Sequence[Any], why: str) -> list[Any]:
         """The backward of a forward that was replayed, where it cannot be captured itself."""
         saved = [tape.tape.again(form, address) for form, address in tape.where]
         tape.backward, tape.saved = None, None
         found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])
         self._pending = None
         del saved
-        self.release(_told(error))
+        self.release(why)
         return found
 
     def _room(self) -> int:
@@ -278,7 +282,7 @@ class Replay:
         plan = self._interpreter.plan
         assert plan is not None
         leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
-        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + _PAGES
+        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._page_bytes
 
 
 def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
@@ -295,24 +299,23 @@ def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
     return True
 
 
-def reserve(how: str, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> int:
-    """What a plan leaves for graphs of a step, where they are asked for.
-
-    That is copies of the batch, and what pages have more than the tensors on them.
-    """
-    pairs = zip(arguments, leaves, strict=False)
-    batch = [one for one, leaf in pairs if isinstance(one, torch.Tensor) and leaf.role is Role.INPUT]
-    return 0 if how == "off" else sum(one.nbytes for one in batch) + _PAGES
-
-
-def replayed(interpreter: Interpreter, how: str) -> Replay | None:
+def replayed(interpreter: Interpreter, how: str, page_bytes: int) -> Replay | None:
     """What replays a step on CUDA, where that is asked for."""
     wanted = how != "off" and any(value.device.type == "cuda" for value in interpreter.joint.values)
-    return Replay(interpreter, Tapes()) if wanted else None
+    return Replay(interpreter, Tapes(), page_bytes) if wanted else None
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _let_go(error: Exception) -> str:
+    """What has failed, in words; the error holds nothing any more of what ran meanwhile."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
+    return _told(error)
 
 
 def _told(error: Exception) -> str:

@@ -76,6 +76,8 @@ class StepPlanner:
         self._relatives = others.of(self._graph)
         self.known: Plan | None = None
         """A plan that was made before, once it was looked for."""
+        self._known_beside = 0
+        """What was left alone for graphs of the step then."""
         self._expected: Plan | None = None
         """A plan by what is known of other shapes, which the step is measured with."""
 
@@ -97,7 +99,7 @@ class StepPlanner:
         request, room = self._asked(request), self._there(request, None)
         known = self._kept(request, room).load()
         if known is not None and fits_host(self._graph, known.program):
-            self.known = known
+            self.known, self._known_beside = known, self._room.graph_bytes
             return known.program
         if self._relatives:
             self._expected = self._taken_over(request, room)
@@ -117,7 +119,7 @@ class StepPlanner:
         With ``smallest`` it is the plan with the smallest peak, the same whenever it is asked for.
         """
         request, graph, able = self._asked(request), self._graph, self._able
-        if self.known is not None and not smallest:
+        if self.known is not None and self._room.graph_bytes == self._known_beside and not smallest:
             refuse_too_much(graph, self.known.program)
             return self.known
         began = time.monotonic()
