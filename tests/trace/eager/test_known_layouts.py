@@ -78,3 +78,8 @@ def test_copies_into_parts(device):
     whole = torch.zeros(8, 64, device=device)
     parts = [whole[:, 1:], whole[1:], whole.t(), whole[2:4, 3:5], whole[:, ::2], whole[:1].expand(8, 64)]
     assert [wrong for part in parts for wrong in differs(ATEN.copy.default, part, part.clone())] == []
+
+
+def test_views_as_another_type():
+    values = torch.zeros(1, 4, 1, 2)
+    assert differs(ATEN.view.dtype, values, torch.uint8) == []

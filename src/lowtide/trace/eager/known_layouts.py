@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowtide.torch_internals import OpOverload, real_kernels
+from lowtide.torch_internals import OpOverload, overload_name, real_kernels
 
 __all__ = ["as_known"]
 
@@ -22,7 +22,8 @@ def as_known(operator: Any, args: Sequence[Any], result: Any) -> Any:
 
     Runs in the mode of the fake tensors. Nothing is known of sizes that are symbols.
     """
-    rule = _RULES.get(operator.overloadpacket.__name__) if isinstance(operator, OpOverload) else None
+    ordinary = isinstance(operator, OpOverload) and overload_name(operator) == "default"
+    rule = _RULES.get(operator.overloadpacket.__name__) if ordinary else None
     if rule is None or not isinstance(args[0], torch.Tensor) or args[0].layout is not torch.strided:
         return result
     if any(isinstance(number, torch.SymInt) for number in (*args[0].shape, *args[0].stride())):
