@@ -9,8 +9,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import lowtide
+from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError
 from lowtide.execute.kernels import compile_groups
+from lowtide.plan.program.instructions import Run
+from lowtide.trace.groups import decompose
+from lowtide.trace.step import group
 
 compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 
@@ -171,3 +175,87 @@ def test_what_is_not_possible_is_said():
         warnings.simplefilter("ignore")
         with pytest.raises(CaptureError, match="need a step in one graph"):
             lowtide.fit(broken, model, x, budget="100%", kernels="fused")
+
+
+class Bent(nn.Module):
+    """Between two products: a chain of pointwise operators whose first input nobody else reads."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(x) * 0.5 + 1.0))
+
+
+def groups_in_place(plan):
+    runs = (line for line in plan.program.instructions if isinstance(line, Run) and line.in_place is not None)
+    return sum(plan.graph.ops[line.op].body is not None for line in runs)
+
+
+@compiler
+def test_a_group_takes_the_memory_of_what_it_reads_last():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Bent() for _ in range(3))), torch.randn(512, 64)
+    step = fitted(model, x)
+    assert groups_in_place(step.plan)
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+    model.zero_grad()
+    _, seen = watch_cpu(lambda _: step(model, x).backward())
+    leaves = sum(p.nbytes for p in model.parameters()) + x.nbytes
+    assert seen.peak_bytes + leaves <= step.plan.predicted.peak_bytes
+
+
+@compiler
+def test_in_place_or_not_a_group_gives_the_same_bits(monkeypatch):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Bent() for _ in range(3))), torch.randn(64, 64)
+    over = gradients(fitted(model, x), model, x)
+    monkeypatch.setattr(group, "_replaces", lambda body: False)
+    torch._dynamo.reset()
+    apart = fitted(model, x)
+    assert not groups_in_place(apart.plan)
+    for one, other in zip(over, gradients(apart, model, x), strict=True):
+        assert torch.equal(one, other)
+
+
+@compiler
+def test_a_group_that_cannot_be_compiled_in_place_runs_all_the_same(monkeypatch):
+    def refuse(body):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(compile_groups, "_written_over", refuse)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Bent(), Bent()), torch.randn(64, 64)
+    with pytest.warns(UserWarning, match="no kernel for this"):
+        step = fitted(model, x)
+    assert groups_in_place(step.plan)
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@compiler
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_the_bias_of_a_convolution_is_added_by_a_group(monkeypatch, budget):
+    gains = decompose._gains
+
+    def as_on_cuda(node):
+        convolution = node.target is torch.ops.aten.convolution.default
+        return isinstance(node.args[2], torch.fx.Node) if convolution else gains(node)
+
+    monkeypatch.setattr(decompose, "_gains", as_on_cuda)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 2, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(4, 1, 1),
+    )
+    x = torch.randn(2, 3, 16, 16)
+    step = fitted(model, x, budget=budget)
+    if budget == "100%":
+        assert groups_in_place(step.plan) == 2
+    for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
+        torch.testing.assert_close(one, other)

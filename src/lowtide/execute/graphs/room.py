@@ -12,6 +12,7 @@ from lowtide.errors import InfeasibleError
 from lowtide.execute.graphs.pages import PAGE, SMALL
 from lowtide.execute.memory.device import Room
 from lowtide.graph import RESIDENT_ROLES, Graph, Role
+from lowtide.plan.program.instructions import Body, Program
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Leaf
@@ -56,16 +57,29 @@ def with_pages(made: Callable[[], Plan], room: Room) -> Plan:
 def lost_in_pages(plan: Plan) -> int:
     """Bytes that the pages of a planned step have more than the tensors on them, where it needs most."""
 
-    def peak(graph: Graph, workspace: Sequence[int]) -> int:
-        return simulate(graph, plan.program, workspace_bytes=workspace).peak_bytes
+    def peak(graph: Graph, program: Program, workspace: Sequence[int]) -> int:
+        return simulate(graph, program, workspace_bytes=workspace).peak_bytes
+
+    whole = Body(plan.graph, plan.program, plan.workspace_bytes)
+    paged = _paged(whole)
+    before = peak(whole.graph, whole.program, whole.workspace_bytes)
+    return peak(paged.graph, paged.program, paged.workspace_bytes) - before
+
+
+def _paged(body: Body) -> Body:
+    """The same, with everything that is large on pages of its own, in tiles too."""
 
     def whole(size: int) -> int:
         return -(-size // PAGE) * PAGE if size > SMALL else size
 
-    graph, workspace = plan.graph, plan.workspace_bytes
-    paged = [
-        one if one.role in RESIDENT_ROLES else replace(one, bytes=whole(one.bytes)) for one in graph.tensors
-    ]
-    return peak(replace(graph, tensors=tuple(paged)), [whole(size) for size in workspace]) - peak(
-        graph, workspace
+    tensors = tuple(
+        one if one.role in RESIDENT_ROLES else replace(one, bytes=whole(one.bytes))
+        for one in body.graph.tensors
+    )
+    inner = tuple(map(_paged, body.program.bodies))
+    return replace(
+        body,
+        graph=replace(body.graph, tensors=tensors),
+        program=replace(body.program, bodies=inner),
+        workspace_bytes=tuple(map(whole, body.workspace_bytes)),
     )

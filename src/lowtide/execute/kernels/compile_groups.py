@@ -35,8 +35,10 @@ def compile_groups(
     for owner, label, group in _unfinished(joint):
         key = msgspec.json.encode(group.graph)
         if key not in known:
-            known[key] = _compiled(group, label, owner)
+            known[key] = _compiled(group.body, label, owner)
         _give(group, label, known[key])
+        if group.replaces and known[key] is not None:
+            group.over = _Over(group, label, owner, known)
     return known
 
 
@@ -50,7 +52,7 @@ def stand_in(joint: Joint, known: Mapping[bytes, Compiled | None]) -> None:
         if key in known:
             _give(group, label, known[key])
         else:
-            group.run = partial(_zeros, group)
+            group.run, group.over = partial(_zeros, group), _as_it_is
 
 
 def _unfinished(joint: Joint) -> Iterator[tuple[Joint, str, Group]]:
@@ -77,10 +79,15 @@ def _zeros(group: Group, arguments: list[Any]) -> Sequence[Any]:
     ]
 
 
-def _compiled(group: Group, label: str, joint: Joint) -> Compiled | None:
+def _as_it_is(arguments: list[Any]) -> Sequence[Any]:
+    """The first argument in place of a result that would be written over it."""
+    return (arguments[0],)
+
+
+def _compiled(body: fx.GraphModule, label: str, joint: Joint, *, over: bool = False) -> Compiled | None:
     mode = next(value.fake_mode for value in joint.values if hasattr(value, "fake_mode"))
     try:
-        return compile_kernels(group.body, mode)
+        return compile_kernels(_written_over(body) if over else body, mode)
     except Exception as error:  # whatever a compiler says, the operators can run one by one
         _warn(label, f"cannot be compiled: {(str(error).splitlines() or [type(error).__name__])[0]}")
         return None
@@ -110,6 +117,49 @@ class _FirstRun:
         _warn(self.label, f"does not give what the capture says: {wrong}")
         self.group.run = _Operators(self.group)
         return self.group.run(given)
+
+
+class _Over:
+    """Runs a group in the memory of its first argument; compiled when a plan first does so."""
+
+    __slots__ = ("group", "joint", "known", "label")
+
+    def __init__(self, group: Group, label: str, joint: Joint, known: dict[bytes, Compiled | None]) -> None:
+        self.group, self.label, self.joint, self.known = group, label, joint, known
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        key = b"over " + msgspec.json.encode(self.group.graph)
+        if key not in self.known:
+            self.known[key] = _compiled(self.group.body, self.label, self.joint, over=True)
+        compiled = self.known[key]
+        if compiled is None:
+            self.group.over = self.group.by_operators_over
+            return self.group.over(arguments)
+        first = arguments[0]
+        compiled(arguments)
+        run = without_records(compiled)
+
+        def over(given: list[Any]) -> Sequence[Any]:
+            here = given[0]
+            run(given)
+            return (here,)
+
+        self.group.over = over
+        return (first,)
+
+
+def _written_over(body: fx.GraphModule) -> fx.GraphModule:
+    """A body that writes its one result over its first input, and gives nothing."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in body.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    results: Any = body.graph.output_node().args[0]
+    first = next(iter(graph.nodes))
+    graph.call_function(torch.ops.aten.copy_.default, (first, copies[results[0]]))
+    graph.output(())
+    return fx.GraphModule(body, graph)
 
 
 class _Operators:

@@ -11,6 +11,7 @@ from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.program.instructions import Run
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.in_place_calls import operator_in_place
+from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["able_in_place", "in_place_variant", "refuse_in_place"]
@@ -40,7 +41,9 @@ def _able(joint: Joint, op: int) -> bool:
     call = joint.calls[op]
     pointwise = torch.Tag.pointwise in getattr(call.target, "tags", ())
     known = pointwise or operator_in_place(call.target) is not None
-    if call.several or not known or in_place_variant(call.target) is None:
+    if not isinstance(call.target, Group) and (call.several or not known):
+        return False
+    if in_place_variant(call.target) is None:
         return False
     if not call.args or not isinstance(call.args[0], fx.Node):
         return False
@@ -61,6 +64,8 @@ def _able(joint: Joint, op: int) -> bool:
 
 def in_place_variant(target: Any) -> Any:
     """The operator that writes its result over its first argument, or None."""
+    if isinstance(target, Group):
+        return target.over_first if target.replaces else None
     if operator_in_place(target) is not None:
         return operator_in_place(target)
     if target in _OTHERS:

@@ -1,8 +1,9 @@
 """Takes apart operators whose pieces are fused, or saved, better one by one.
 
 A BatchNorm is its statistics, which read everything once, and a pointwise part that runs with what is around
-it. The logarithm of softmax and its gradient read logits that lie in memory already; what must be saved for
-backward is a maximum and a sum for each row, and never a tensor as large as the logits.
+it. On CUDA a convolution and its bias are two kernels, and the second can be part of another. The logarithm
+of softmax and its gradient read logits that lie in memory already; what must be saved for backward is a
+maximum and a sum for each row, and never a tensor as large as the logits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def decompose(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if isinstance(node.target, OpOverload) and node.target.namespace == "aten":
             pieces = _PIECES.get(node.target.overloadpacket.__name__)
-            if pieces is not None and overload_name(node.target) == "default" and _trains(node):
+            if pieces is not None and overload_name(node.target) == "default" and _gains(node):
                 _replace(module.graph, node, pieces)
     module.graph.eliminate_dead_code(_is_impure)
 
@@ -37,8 +38,10 @@ def _is_impure(node: fx.Node) -> bool:
     return not node.meta.get(_PIECE)
 
 
-def _trains(node: fx.Node) -> bool:
-    """Whether a BatchNorm computes statistics of its own; True of anything else."""
+def _gains(node: fx.Node) -> bool:
+    """Whether anything is gained: a BatchNorm computes its own statistics, a convolution has a bias."""
+    if node.target is torch.ops.aten.convolution.default:
+        return isinstance(node.args[2], fx.Node) and node.meta["val"].is_cuda
     names = [argument.name for argument in schema_of(node.target).arguments]
     flag = next((k for k, name in enumerate(names) if name in ("training", "train")), None)
     return flag is None or node.args[flag] is True
@@ -206,9 +209,16 @@ def _batch_norm_backward(
     return tuple(one if asked else None for one, asked in zip(results, wanted, strict=True))
 
 
+def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *more: Any) -> torch.Tensor:
+    _, spread = _along_channels(x)
+    found: torch.Tensor = torch.ops.aten.convolution.default(x, weight, None, *more)
+    return found + bias.view(spread)
+
+
 _PIECES: dict[str, Callable[..., Any]] = {
     "_log_softmax": _log_softmax,
     "_softmax": _softmax,
+    "convolution": _convolution,
     "_native_batch_norm_legit_functional": _batch_norm,
     "native_batch_norm_backward": _batch_norm_backward,
     "nll_loss_forward": _nll_loss,

@@ -14,10 +14,10 @@ from torch import fx
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.groups.decompose import ABOUT
 from lowtide.trace.groups.form import Forming, form
-from lowtide.trace.groups.fusible import is_part, is_view, owner, tensors_read
+from lowtide.trace.groups.fusible import is_part, is_view, owner, readers, tensors_read
 from lowtide.trace.groups.save import computed_again, light
 from lowtide.trace.step.builder import Builder
-from lowtide.trace.step.group import Group
+from lowtide.trace.step.group import Group, same_form
 from lowtide.trace.step.joint import forward_nodes
 
 __all__ = ["in_groups"]
@@ -118,8 +118,17 @@ class _Rewriting:
                     else:
                         inputs[tensor] = None
             needed.update(inputs)
-            shapes.append(_Shape(group, tuple(inputs), outputs))
+            first = [tensor for tensor in inputs if self._makes_room(tensor, outputs, mine)][:1]
+            ordered = dict.fromkeys([*first, *inputs])
+            shapes.append(_Shape(group, tuple(ordered), outputs))
         return shapes[::-1]
+
+    @staticmethod
+    def _makes_room(tensor: fx.Node, outputs: Sequence[fx.Node], mine: Collection[fx.Node]) -> bool:
+        """Whether the one result of a group could lie where a tensor does that nobody else reads."""
+        made = owner(tensor).op == "call_function" and not any(map(is_view, tensor.users))
+        alone = made and all(user in mine for user in readers(tensor))
+        return alone and len(outputs) == 1 and same_form(tensor, outputs[0])
 
     @staticmethod
     def _tensors(member: fx.Node) -> list[fx.Node]:
