@@ -301,8 +301,8 @@ def fit(
 
     A branch on values of the arguments goes the way that eager goes; each way is planned when it comes. A
     step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python runs
-    between the graphs: forward of it then runs once while it is planned. With ``fullgraph`` it is refused
-    with the line that breaks the graph.
+    between the graphs: forward of it then runs a few times while it is planned. With ``fullgraph`` it is
+    refused with the line that breaks the graph.
 
     ``kernels`` is ``"eager"``: each operator runs the kernel of eager PyTorch, and results are the same bit
     for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few

@@ -39,7 +39,7 @@ def differs(operator, *args):
 
 def of_two(first, second):
     """Calls of operators that read two tensors of one shape."""
-    mean, weight = first.new_zeros(2, 3, 1), first.new_ones(4)
+    mean, weight = first.new_zeros(*first.shape[:2], 1), first.new_ones(4)
     every = [True, True, True]
     for dim in range(3):
         yield ATEN._log_softmax_backward_data.default, first, second, dim, torch.float32
@@ -56,6 +56,39 @@ def test_operators_of_two_tensors(device):
     calls = [call for pair in itertools.product(tensors, repeat=2) for call in of_two(*pair)]
     assert len(calls) == 36 * 10
     assert [wrong for call in calls for wrong in differs(*call)] == []
+
+
+def test_results_are_contiguous_also_at_size_one():
+    tensors = list(in_each_order((2, 1, 4), "cpu"))
+    kinds = ("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward")
+    calls = [call for pair in itertools.product(tensors, repeat=2) for call in of_two(*pair)]
+    calls = [call for call in calls if call[0].overloadpacket.__name__ in kinds]
+    assert len(calls) == 36 * 7
+    assert [wrong for call in calls for wrong in differs(*call)] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64, torch.bfloat16])
+def test_views_as_another_type(dtype):
+    tensors = [torch.zeros(2, 1, 4), torch.zeros(1, 2, 2), torch.zeros(4, 2, 1).permute(1, 2, 0)[..., ::1]]
+    found, tried = [], 0
+    for tensor in tensors:
+        try:
+            tensor.view(dtype)
+        except RuntimeError:  # no view has this type
+            continue
+        tried += 1
+        found += differs(ATEN.view.dtype, tensor, dtype)
+    assert tried >= 2
+    assert found == []
+
+
+def test_operators_of_others_are_not_known():
+    @torch.library.custom_op("lowtide_tests::view", mutates_args=())
+    def view(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(1, 3)
+
+    view.register_fake(lambda x: x.new_empty(1, 3))
+    assert differs(torch.ops.lowtide_tests.view.default, torch.zeros(4, 1)) == []
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 1, 4), (1, 3, 1), (2, 1, 1, 4)])
@@ -76,10 +109,14 @@ def test_views_with_dimensions_of_size_one(shape):
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_into_parts(device):
     whole = torch.zeros(8, 64, device=device)
-    parts = [whole[:, 1:], whole[1:], whole.t(), whole[2:4, 3:5], whole[:, ::2], whole[:1].expand(8, 64)]
-    assert [wrong for part in parts for wrong in differs(ATEN.copy.default, part, part.clone())] == []
-
-
-def test_views_as_another_type():
-    values = torch.zeros(1, 4, 1, 2)
-    assert differs(ATEN.view.dtype, values, torch.uint8) == []
+    parts = [
+        whole[:, 1:],
+        whole[1:],
+        whole[:4],
+        whole.t(),
+        whole[2:4, 3:5],
+        whole[:, ::2],
+        whole[:1].expand(8, 64),
+    ]
+    sources = [(part, source) for part in parts for source in (part.clone(), part.double())]
+    assert [wrong for part, source in sources for wrong in differs(ATEN.copy.default, part, source)] == []

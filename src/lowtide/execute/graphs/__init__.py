@@ -10,6 +10,7 @@ pages of memory put behind the addresses: two of them share a page where they ar
 - ``recorder.py``: what lives how long while a part is captured.
 - ``part.py``: one captured part.
 - ``replay.py``: when a part is captured, replayed or run as always.
+- ``room.py``: what a plan leaves for all this.
 
-From outside: ``replay``.
+From outside: ``replay``, ``room``.
 """

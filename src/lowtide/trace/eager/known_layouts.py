@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowtide.torch_internals import OpOverload, overload_name, real_kernels
+from lowtide.torch_internals import OpOverload, real_kernels
 
 __all__ = ["as_known"]
 
@@ -22,8 +22,7 @@ def as_known(operator: Any, args: Sequence[Any], result: Any) -> Any:
 
     Runs in the mode of the fake tensors. Nothing is known of sizes that are symbols.
     """
-    ordinary = isinstance(operator, OpOverload) and overload_name(operator) == "default"
-    rule = _RULES.get(operator.overloadpacket.__name__) if ordinary else None
+    rule = _RULES.get(str(operator)) if isinstance(operator, OpOverload) else None
     if rule is None or not isinstance(args[0], torch.Tensor) or args[0].layout is not torch.strided:
         return result
     if any(isinstance(number, torch.SymInt) for number in (*args[0].shape, *args[0].stride())):
@@ -36,17 +35,17 @@ def as_known(operator: Any, args: Sequence[Any], result: Any) -> Any:
 
 
 def _contiguous(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:  # noqa: ARG001
-    """The kernel makes its result contiguous, whatever the strides of what it reads."""
-    return (
-        result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
-    )
+    """The kernel makes its result contiguous, whatever the strides of what it reads, also at size one."""
+    made = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+    return result if result.stride() == made.stride() else made
 
 
 def _over_all_memory(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
-    """The kernel copies all memory under its first argument, where that is not dense."""
+    """The kernel copies all memory under its first argument, unless that repeats what lies there."""
     first = args[0]
     bytes_there = first.untyped_storage().nbytes()
-    if torch.ops.aten.is_non_overlapping_and_dense(first) or result.stride() != first.stride():
+    repeats = any(size > 1 and not step for size, step in zip(first.shape, first.stride(), strict=True))
+    if repeats and first.numel():
         return result
     memory = torch.empty(bytes_there // max(1, first.itemsize), dtype=first.dtype, device=first.device)
     return torch.as_strided(memory, first.shape, first.stride(), first.storage_offset())
@@ -69,10 +68,10 @@ def _as_a_product(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
 
 
 _RULES: dict[str, Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]] = {
-    "_log_softmax_backward_data": _contiguous,
-    "_softmax_backward_data": _contiguous,
-    "native_layer_norm_backward": _contiguous,
-    "native_dropout_backward": _as_a_product,
-    "copy": _over_all_memory,
-    "view": _as_a_view,
+    "aten._log_softmax_backward_data.default": _contiguous,
+    "aten._softmax_backward_data.default": _contiguous,
+    "aten.native_layer_norm_backward.default": _contiguous,
+    "aten.native_dropout_backward.default": _as_a_product,
+    "aten.copy.default": _over_all_memory,
+    "aten.view.default": _as_a_view,
 }
