@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import gc
+import random
 import weakref
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -277,6 +279,37 @@ def test_autocast_and_no_grad_around_a_break():
     step = fitted(model, x, "100%")
     for seed in range(2):
         assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
+
+
+class LosesLayers(nn.Module):
+    """Leaves layers out at random, by the generator of Python and by that of NumPy."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(1) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            if random.random() > 0.3 and numpy.random.rand() > 0.3:
+                x = block(x)
+        return x.square().mean()
+
+
+def test_generators_of_python_and_numpy_are_left_alone():
+    model, x = LosesLayers(), torch.randn(8, WIDTH)
+    random.seed(1)
+    numpy.random.seed(1)
+    before = random.getstate(), numpy.random.get_state()
+    step = lowtide.fit(model, x, budget="100%", time_limit=1.0)
+    assert random.getstate() == before[0]
+    assert (numpy.random.get_state()[1] == before[1][1]).all()
+    for seed in range(3):
+        losses = []
+        for run in (step, model):
+            random.seed(seed)
+            numpy.random.seed(seed)
+            losses.append(run(x))
+        assert torch.equal(*losses)
 
 
 def test_closures_and_random_states_are_left_alone():

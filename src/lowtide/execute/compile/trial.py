@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -85,10 +87,13 @@ def no_trace(
 
 @contextlib.contextmanager
 def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device]) -> Iterator[None]:
-    """Afterwards these tensors hold what they held, and so do the generators of the host and the devices."""
+    """Afterwards these tensors hold what they held, and so do the generators of the host and the devices.
+
+    Those of Python and NumPy are among them.
+    """
     before = [(tensor, tensor.detach().clone()) for tensor in changing]
     drawing = sorted({device for device in devices if device.type == "cuda"}, key=str)
-    with torch.random.fork_rng(devices=drawing):
+    with torch.random.fork_rng(devices=drawing), _same_on_host():
         try:
             yield
         finally:
@@ -96,6 +101,19 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
                 for tensor, value in before:
                     if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
                         tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def _same_on_host() -> Iterator[None]:
+    """Afterwards the generators of Python and NumPy, where that is imported, are what they were."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    python, array = random.getstate(), None if numpy is None else numpy.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.set_state(array)
 
 
 def _incoming(output: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
