@@ -34,7 +34,10 @@ from plain import machine
 Gradients = dict[str, Tensor]
 NOTHING = 1e-10
 """A gradient whose norm is so small a part of the largest one's is zero in exact arithmetic."""
-WIDER = {"convpool": "convpool:batch=2,size=32", "gpt2": "gpt2:batch=2,layers=2,width=64,heads=4,length=64,vocab=512"}
+WIDER = {
+    "convpool": "convpool:batch=2,size=32",
+    "gpt2": "gpt2:batch=2,layers=2,width=64,heads=4,length=64,vocab=512",
+}
 """Sizes of a step that is too large, or too small for tiles, with those that are small in the zoo."""
 
 
@@ -121,9 +124,7 @@ def mean(values: Sequence[float]) -> float:
 def same(some: Sequence[Gradients], others: Sequence[Gradients]) -> bool:
     """Whether all gradients have the same bits."""
     return all(
-        torch.equal(one[name], other[name])
-        for one, other in zip(some, others, strict=True)
-        for name in one
+        torch.equal(one[name], other[name]) for one, other in zip(some, others, strict=True) for name in one
     )
 
 
@@ -151,7 +152,12 @@ def rows(case: Case, budgets: Sequence[str], time_limit: float, *, detail: bool)
         if not decisions.tiles:
             told += "" if first is None else f", {'same bits' if same(found, first) else 'OTHER BITS'}"
             first = first or found
-        yield row(case.name, f"fused, {budget}", (ours, rival, *furthest(of_ours, of_rival)), f"{told}; {time.perf_counter() - began:.0f} s")
+        yield row(
+            case.name,
+            f"fused, {budget}",
+            (ours, rival, *furthest(of_ours, of_rival)),
+            f"{told}; {time.perf_counter() - began:.0f} s",
+        )
         if detail:
             worst = sorted(of_ours, key=lambda name: -of_ours[name])[:8]
             worst += sorted(of_ours, key=lambda name: -of_ours[name] / max(of_rival[name], 1e-30))[:8]
@@ -192,8 +198,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("steps", nargs="*", metavar="STEP")
     chosen = parser.parse_args()
-    lines = ["| step | way | distance | of torch.compile's | of any gradient at most | |",
-        "| --- | --- | ---: | ---: | --- | --- |"]
+    lines = [
+        "| step | way | distance | of torch.compile's | of any gradient at most | |",
+        "| --- | --- | ---: | ---: | --- | --- |",
+    ]
     print("\n".join(lines), flush=True)
     for asked in chosen.steps or defaults():
         case = prepared(asked, chosen.device, chosen.batches)
