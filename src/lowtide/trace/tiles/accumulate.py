@@ -1,6 +1,6 @@
 """Adds the gradients of tiles up: in float32 where operators are fused, so that a sum is rounded once.
 
-A gradient that is a product of matrices is added up as it is computed: the part of a tile is neither stored nor
+A gradient that is a product of matrices is added up as it is computed: its parts are neither stored nor
 rounded to half precision. One that is a sum is added up before it is rounded.
 """
 
