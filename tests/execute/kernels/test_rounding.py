@@ -15,6 +15,7 @@ import lowtide
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.inductor_internals import compile_kernels
 from tests.random_models import random_step
+from tests.steps import described
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 aten = torch.ops.aten
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
+    described(tmp_path)
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     torch._dynamo.reset()
 
@@ -173,5 +175,5 @@ def as_exact(number):
 
 
 def test_random_steps_are_as_near_to_float64_as_eager():
-    checked = [as_exact(number) for number in (3, 5, 8)]
-    assert any(checked)
+    checked = [as_exact(number) for number in (28, 31)]
+    assert all(checked), "none of them draws random numbers"

@@ -12,6 +12,14 @@ from lowtide.graph import ACCUMULATE
 from lowtide.trace.tiles import accumulate as accumulating
 from tests.execute.tiling.tiles import in_tiles
 
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
 
 @pytest.fixture
 def one_by_one(monkeypatch):
@@ -28,15 +36,16 @@ def one_by_one(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("block", [(1024, 256), (7, 3)])
-def test_a_product_is_added_in_float32(dtype, turned, block, monkeypatch):
-    """Also where factors are converted block by block."""
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_product_is_added_in_float32(dtype, turned, block, device, monkeypatch):
+    """Also where factors are converted block by block, and by CUDA's kernel, which converts none."""
     monkeypatch.setattr(accumulating, "_ROWS", block[0])
     monkeypatch.setattr(accumulating, "_DEPTH", block[1])
     torch.manual_seed(0)
-    left, right = torch.randn(20, 10).to(dtype), torch.randn(10, 6).to(dtype)
+    left, right = (torch.randn(shape).to(device, dtype) for shape in ((20, 10), (10, 6)))
     left = left.t().contiguous().t() if turned[0] else left
     right = right.t().contiguous().t() if turned[1] else right
-    into = torch.randn(20, 6)
+    into = torch.randn(20, 6).to(device)
     exact = into.double() + left.double() @ right.double()
     torch.ops.lowtide.accumulate.product(into, left, right)
     assert float((into - exact).abs().max()) < 1e-5, "half precision would give 1e-2"
