@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from lowtide.graph import DENSE, Graph, Op
+from lowtide.graph import ACCUMULATE, DENSE, Graph, Op
 
 __all__ = ["bytes_moved", "flop", "is_view", "touched_bytes", "traffic"]
 
@@ -194,6 +194,7 @@ _FORMULAS: dict[str, Callable[[_Arguments], int | None]] = {
     "aten.addmm": _product(1),
     "aten.baddbmm": _product(1),
     "aten._scaled_mm": _product(0),
+    ACCUMULATE: _product(1),
     "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
 }

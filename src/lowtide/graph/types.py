@@ -56,7 +56,7 @@ LOOP = "lowtide.loop"
 GROUP = "lowtide.group"
 """The kind of an operator that runs a body of others as compiled kernels."""
 ACCUMULATE = "lowtide.accumulate"
-"""The kind of an operator that adds its second input to its first, and gives nothing."""
+"""The kind of an operator that adds its second input, or the product of two more, to its first."""
 DENSE = "lowtide.dense"
 """The kind of an operator that copies a gradient into the strides that autograd keeps it in."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,12 +10,10 @@ import torch
 from torch import fx, nn
 
 from lowtide.errors import CaptureError
-from lowtide.graph import Role
 from lowtide.torch_internals import FakeTensorMode, TracingContext, aot_autograd, tracing
 from lowtide.trace.eager.gradients import laid_out
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.layouts import Layouts
-from lowtide.trace.eager.library import define
 from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
@@ -25,9 +22,7 @@ from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.split_convolutions import split_convolutions
 from lowtide.trace.tiles.record import recorded
 
-__all__ = ["Change", "Example", "Forward", "accumulating", "differentiated", "evaluated", "summed"]
-
-aten = torch.ops.aten
+__all__ = ["Change", "Example", "Forward", "differentiated", "evaluated"]
 
 
 class Example(NamedTuple):
@@ -38,13 +33,6 @@ class Example(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     differentiable: bool
-
-
-def _accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
-    into.add_(part)
-
-
-define("accumulate(Tensor into, Tensor part) -> ()", _accumulate)
 
 
 class _Found(Exception):  # noqa: N818  it ends the tracing
@@ -163,65 +151,6 @@ def _made(examples: Sequence[Example], mode: FakeTensorMode) -> list[torch.Tenso
             )
             for one in examples
         ]
-
-
-def summed(value: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """How the sum of a gradient over tiles lies in memory, by one tensor of its form.
-
-    Where operators are fused, half precision is added up in float32: the sum is rounded once.
-    """
-    if not fused or value.dtype not in (torch.float16, torch.bfloat16):
-        return value
-    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
-        return value.detach().to(torch.float32)
-
-
-def accumulating(
-    leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = (), *, fused: bool = False
-) -> Change:
-    """Each gradient is added to one that goes in, as soon as it is made, and not returned.
-
-    Behind the inputs there is one for each of the ``wanted``. Where a part of the gradient alone is ``kept``,
-    what goes in is as large as this part. ``fused`` as in ``summed``.
-    """
-
-    def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
-        graph = joint.graph
-        output = graph.output_node()
-        results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-        placeholders = graph.find_nodes(op="placeholder")
-        last = placeholders[-1]
-        for k in wanted:
-            gradient = results[num_outputs + k]
-            with graph.inserting_after(last):
-                last = graph.placeholder(f"into_{k}")
-            if not isinstance(gradient, fx.Node):  # nothing is added to it
-                last.meta["val"] = summed(placeholders[k].meta["val"], fused=fused)
-                continue
-            gradient = _part(graph, gradient, kept)
-            last.meta["val"] = summed(gradient.meta["val"], fused=fused)
-            with graph.inserting_after(gradient):
-                node = graph.call_function(torch.ops.lowtide.accumulate.default, (last, gradient))
-            node.meta = {"val": None, "partitioner_tag": "is_backward"}
-            results[num_outputs + k] = None
-        output.args = (tuple(results),)
-        joint.recompile()
-        return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
-
-    return change
-
-
-def _part(graph: fx.Graph, node: fx.Node, kept: Sequence[slice]) -> fx.Node:
-    """A part of a gradient."""
-    for axis, one in enumerate(kept):
-        value = node.meta["val"]
-        if (one.start, one.stop) != (0, value.shape[axis]):
-            with graph.inserting_after(node):
-                node = graph.call_function(aten.slice.Tensor, (node, axis, one.start, one.stop))
-            with value.fake_mode:
-                node.meta = {"val": value.narrow(axis, one.start, one.stop - one.start)}
-            node.meta["partitioner_tag"] = "is_backward"
-    return node
 
 
 def _for_backward_alone(joint: fx.GraphModule, num_outputs: int) -> int:
