@@ -105,20 +105,25 @@ class _Away:
             self.progress(spent, self.best.overhead_seconds, self.problem.seconds(bound), gap)
 
     def work(self) -> None:
-        """The search itself."""
+        """The search itself; what repeats is chosen first, as that soon gives good plans."""
+        self.reuse()
         if self.recomputing or self.plain.peak <= self.budget:
-            large = len(self.problem.ops) >= _LARGE and not self.ways
-            share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
-            effort = self.time_limit * share
-            alone = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
-            self.offer(alone)
-            if alone is not None and alone.interrupted:
-                raise KeyboardInterrupt
+            self.alone()
         self.grow()
         for away, events in self.candidates():
             if self.done():
                 break
             self.attempt(away, events)
+
+    def alone(self) -> None:
+        """Recomputation alone, for a plan to compare with."""
+        large = len(self.problem.ops) >= _LARGE and not self.ways
+        share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
+        effort = min(self.time_limit * share, max(0.2, self.left()))
+        found = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
+        self.offer(found)
+        if found is not None and found.interrupted:
+            raise KeyboardInterrupt
 
     def grow(self) -> None:
         """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
@@ -126,8 +131,6 @@ class _Away:
         Some rounds give the bound, the others plans, for copies that are a little late.
         """
         for link in (self.link, self.careful):
-            if link is self.careful:
-                self.reuse()
             cuts, until = self.cuts, self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
