@@ -6,6 +6,7 @@
     python benchmarks/planner.py document
     python benchmarks/planner.py zoo [TARGET ...]
     python benchmarks/planner.py blocks [TARGET ...]     with and without the use of repeated blocks
+    python benchmarks/planner.py skips [TARGET ...]      large steps with many skips at 30%; a PSPNet is among them
 
 Prints tables and stores them under benchmarks/results/ as planner-PART.json and planner-PART.md.
 """
@@ -59,6 +60,7 @@ DOCUMENT = ROOT / "examples" / "documents" / "000_1953327273121cc3.txt"
 ZOO = ["unet", "alexnet", "vgg19", "resnet50", "resnet152", "gpt2", "densenet161:batch=8"]
 ZOO += ["locallyconnected", "convpool", "vgg16body"]
 SHARES = [0.7, 0.5, 0.35, 0.25]
+SKIPS = ["densenet161:batch=8", "resnet152", "pspnet"]
 REPEATING = ["resnet152", "gpt2", "vgg19"]
 LIMITS = [1.0, 3.0, 10.0]
 RIVALS = ("keep-all", "chen", "lower-sets", "dtr")
@@ -220,12 +222,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 def captured(target: str) -> Problem:
     import torch
 
+    from architectures.as_users_write import CASES
     from lowtide import zoo
     from lowtide.trace.step.capture import capture
 
     torch._dynamo.reset()
-    built = zoo.build(target)
-    graph = capture(built.loss, built.model, *built.batch).step.graph
+    if target in CASES:
+        model, batch, loss_of = CASES[target]("cpu", False)
+    else:
+        built = zoo.build(target)
+        model, batch, loss_of = built.model, built.batch, built.loss
+    graph = capture(loss_of, model, *batch).step.graph
     costs = estimate(graph, H200)
     seconds = [float(c.seconds.value) if c.seconds else 0.0 for c in costs]
     problem = build_problem(graph, seconds)
@@ -239,6 +246,16 @@ def network(target: str) -> list[dict[str, Any]]:
     return [
         *curve(problem, target, SHARES, rivals=RIVALS),
         *curve(problem, f"{target}, offload too", SHARES, **both),
+    ]
+
+
+def skipping(target: str) -> list[dict[str, Any]]:
+    """One network at 30%, with and without offload."""
+    problem = captured(target)
+    both = {"methods": {"recompute", "offload"}, "link": LINK}
+    return [
+        *curve(problem, target, [0.3], rivals=RIVALS),
+        *curve(problem, f"{target}, offload too", [0.3], **both),
     ]
 
 
@@ -303,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["small", "medium", "document", "zoo", "blocks"])
+    parser.add_argument("part", choices=["small", "medium", "document", "zoo", "blocks", "skips"])
     parser.add_argument("targets", nargs="*")
     parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=0)
@@ -329,6 +346,9 @@ def main() -> None:
     elif options.part == "blocks":
         rows = spread(repeating, options.targets or REPEATING, options.jobs)
         text = beside(rows)
+    elif options.part == "skips":
+        rows = spread(skipping, options.targets or SKIPS, options.jobs)
+        text = table(rows)
     else:
         rows = spread(network, options.targets or ZOO, options.jobs)
         text = table(rows)

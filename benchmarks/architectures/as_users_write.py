@@ -97,10 +97,12 @@ def gpt2(half: bool) -> Callable[[str, bool], Case]:
 class Bottleneck(nn.Module):
     """A block of ResNet-50."""
 
-    def __init__(self, inward: int, width: int, stride: int) -> None:
+    def __init__(self, inward: int, width: int, stride: int, dilation: int = 1) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(inward, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(
+            width, width, 3, stride=stride, padding=dilation, dilation=dilation, bias=False
+        )
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.relu, self.down = nn.ReLU(inplace=True), None
@@ -141,6 +143,61 @@ def resnet50(device: str, small: bool) -> Case:
     size = (4, 3, 64, 64) if small else (96, 3, 224, 224)
     images, labels = torch.randn(size, device=device), torch.arange(size[0], device=device)
     return model, (images, labels), lambda model, x, y: functional.cross_entropy(model(x), y)
+
+
+class PspNet(nn.Module):
+    """Scene parsing: a dilated ResNet-101, whose map is pooled at four scales beside itself."""
+
+    def __init__(self, depths: tuple[int, ...] = (3, 4, 23, 3), width: int = 64, classes: int = 150) -> None:
+        super().__init__()
+        self.stem = ResNet50((), width).stem
+        blocks, inward = [], width
+        for stage, depth in enumerate(depths):
+            for k in range(depth):
+                stride = 2 if stage == 1 and not k else 1
+                blocks.append(Bottleneck(inward, width * 2**stage, stride, dilation=max(1, 2 ** (stage - 1))))
+                inward = 4 * width * 2**stage
+        self.blocks = nn.ModuleList(blocks)
+        self.auxiliary = nn.Conv2d(inward // 2, classes, 1)
+        self.pooled = nn.ModuleList(self._small(inward, inward // 4, 1) for _ in range(4))
+        self.last = self._small(2 * inward, inward // 4, 3)
+        self.head = nn.Conv2d(inward // 4, classes, 1)
+
+    @staticmethod
+    def _small(inward: int, outward: int, size: int) -> nn.Sequential:
+        convolution = nn.Conv2d(inward, outward, size, padding=size // 2, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outward), nn.ReLU(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, middle = self.stem(x), None
+        for block in self.blocks:
+            if block.conv1.in_channels == self.auxiliary.in_channels:
+                middle = x
+            x = block(x)
+        assert middle is not None
+        scales = [x]
+        for bins, small in zip((1, 2, 3, 6), self.pooled, strict=True):
+            pooled = small(functional.adaptive_avg_pool2d(x, bins))
+            scales.append(functional.interpolate(pooled, x.shape[-2:], mode="bilinear", align_corners=False))
+        return self.head(self.last(torch.cat(scales, 1))), self.auxiliary(middle)
+
+
+def pspnet(device: str, small: bool) -> Case:
+    model = (PspNet((1, 1, 2, 1), 8, 5) if small else PspNet()).to(device)
+    batch, size = (2, 64) if small else (8, 473)
+    images = torch.randn(batch, 3, size, size, device=device)
+    labels = torch.randint(0, 5, (batch, size, size), device=device)
+
+    def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses = [
+            functional.cross_entropy(
+                functional.interpolate(one, labels.shape[-2:], mode="bilinear", align_corners=False), labels
+            )
+            for one in model(images)
+        ]
+        return losses[0] + 0.4 * losses[1]
+
+    return model, (images, labels), loss_of
 
 
 def twice(inward: int, outward: int) -> nn.Sequential:
@@ -192,4 +249,5 @@ CASES: dict[str, Callable[[str, bool], Case]] = {
     "gpt2": gpt2(half=False),
     "resnet50": resnet50,
     "unet": unet,
+    "pspnet": pspnet,
 }

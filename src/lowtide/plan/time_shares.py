@@ -90,6 +90,8 @@ OFFLOAD_CUTS = 0.15
 """Each cut program after it, and each of repeated blocks."""
 OFFLOAD_BLOCKS = 0.2
 """No other way to choose once for repeated blocks is begun after this."""
+OFFLOAD_BLOCKS_MOST = 0.5
+"""All plans by repeated blocks: the bound, and recomputation alone, need the rest."""
 OFFLOAD_CHOICE = 0.1
 """A cut program for a slower link or a smaller budget: a variation of what is known."""
 OFFLOAD_PLAN = 0.1

@@ -37,6 +37,8 @@ _LARGE = 1000
 """From so many operators on, recomputation alone gets half of the time, unless blocks repeat."""
 _REPEATING = 300
 """From so many operators on, repeated blocks are looked for."""
+_SHORT = 2.5
+"""Seconds in which what repeats is chosen, however short the time limit: plans are worth more than bounds."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
 _ROUNDS = 6
@@ -79,6 +81,8 @@ class _Away:
         self.impossible = False
         self.interrupted = False
         self.cuts = {self.plain.peak_at}
+        self.others = 0.0
+        """Seconds that are left to others, by what runs now."""
 
     def left(self) -> float:
         """Seconds to the deadline."""
@@ -88,7 +92,7 @@ class _Away:
         """Nothing can or may be gained any more."""
         optimal = self.best is not None and self.best.cost <= self.bound
         reserve = time_shares.OFFLOAD_RESERVE * self.time_limit if self.best is None else 0.0
-        return optimal or self.impossible or self.left() <= reserve
+        return optimal or self.impossible or self.left() <= max(reserve, self.others)
 
     def offer(self, found: Found | None) -> None:
         """Take a plan as the best if it is."""
@@ -160,6 +164,7 @@ class _Away:
     def reuse(self) -> None:
         """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
         until = self.left() - self.time_limit * time_shares.OFFLOAD_BLOCKS
+        self.others = self.left() - max(_SHORT, self.time_limit * time_shares.OFFLOAD_BLOCKS_MOST)
         for ties in self.ways[1:] + self.ways[:1]:
             if self.done() or self.left() < until:
                 break
@@ -168,6 +173,7 @@ class _Away:
             result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
             if result.events is not None:
                 self.attempt(result.away, result.events)
+        self.others = 0.0
 
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
