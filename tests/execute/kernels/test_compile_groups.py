@@ -3,15 +3,18 @@
 import shutil
 import warnings
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError
 from lowtide.execute.kernels import compile_groups
+from lowtide.graph import Graph
 from lowtide.plan.program.instructions import Run
 from lowtide.trace.groups import decompose
 from lowtide.trace.step import group
@@ -259,3 +262,32 @@ def test_the_bias_of_a_convolution_is_added_by_a_group(monkeypatch, budget):
         assert groups_in_place(step.plan) == 2
     for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_group_without_kernels_runs_in_place_by_its_operators():
+    body = make_fx(lambda x: (torch.relu(x * 2),), tracing_mode="fake")(torch.randn(4))
+    one = group.Group(body, Graph())
+    assert one.replaces
+    one.over = compile_groups._as_it_is  # as while ways to run a step are compared
+    compile_groups._give(one, "a group", None, {msgspec.json.encode(Graph()): None})
+    x = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    (found,) = one.over_first(x)
+    assert found is x
+    assert x.tolist() == [2.0, 0.0, 4.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "replaces"),
+    [
+        (lambda x: (torch.relu(x * 2) + 1,), True),
+        (lambda x: (x.t().relu(),), False),  # other places
+        (lambda x: (x - x.sum(0),), False),  # all values of a column
+        (lambda x: (x.double() * 2,), False),  # of another type
+        (lambda x: (x * 2, x + 1), False),  # two results
+        (lambda x: (x.relu()[:, :2],), False),  # of another shape
+        (lambda x: (torch.ones_like(x) * 2,), False),  # not from its values
+    ],
+)
+def test_which_groups_may_run_in_place(function, replaces):
+    body = make_fx(function, tracing_mode="fake")(torch.randn(3, 3))
+    assert group.Group(body, Graph()).replaces is replaces

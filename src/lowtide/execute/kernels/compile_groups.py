@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,21 +36,18 @@ def compile_groups(
         key = msgspec.json.encode(group.graph)
         if key not in known:
             known[key] = _compiled(group.body, label, owner)
-        _give(group, label, known[key])
-        if group.replaces and known[key] is not None:
-            group.over = _Over(group, label, owner, known)
+        _give(group, label, owner, known)
     return known
 
 
-def stand_in(joint: Joint, known: Mapping[bytes, Compiled | None]) -> None:
+def stand_in(joint: Joint, known: dict[bytes, Compiled | None]) -> None:
     """Give the groups whose kernels are ``known`` these, and others something that looks like their results.
 
     That is for comparing ways to run a step: what is not taken need not be compiled.
     """
-    for _, label, group in _unfinished(joint):
-        key = msgspec.json.encode(group.graph)
-        if key in known:
-            _give(group, label, known[key])
+    for owner, label, group in _unfinished(joint):
+        if msgspec.json.encode(group.graph) in known:
+            _give(group, label, owner, known)
         else:
             group.run, group.over = partial(_zeros, group), _as_it_is
 
@@ -65,8 +62,12 @@ def _unfinished(joint: Joint) -> Iterator[tuple[Joint, str, Group]]:
             yield joint, op.label, call.target
 
 
-def _give(group: Group, label: str, compiled: Compiled | None) -> None:
+def _give(group: Group, label: str, joint: Joint, known: dict[bytes, Compiled | None]) -> None:
+    """The kernels that are known of a group, which may be none."""
+    compiled = known[msgspec.json.encode(group.graph)]
     group.run = _Operators(group) if compiled is None else _FirstRun(group, label, compiled)
+    compiles = group.replaces and compiled is not None
+    group.over = _Over(group, label, joint, known) if compiles else group.by_operators_over
     group.final = True
 
 
