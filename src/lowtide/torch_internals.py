@@ -109,6 +109,7 @@ __all__ = [
     "inductor_config",
     "inside_double_backward",
     "inside_transform",
+    "is_batched",
     "is_excluded",
     "is_view",
     "last_sequence_number",
@@ -265,8 +266,16 @@ def calls_are_watched() -> bool:
 
 
 def inside_transform() -> bool:
-    """Whether a transform of torch.func runs, such as grad or vmap. Seen in 2.11, 2.13."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a transform of torch.func runs, such as grad or linearize. Seen in 2.11, 2.13."""
+    tracing_calls: Callable[[], bool] = import_module("torch.fx._symbolic_trace").is_fx_symbolic_tracing
+    return torch._C._functorch.peek_interpreter_stack() is not None or tracing_calls()
+
+
+def is_batched(value: Any) -> bool:
+    """Whether this is many tensors in one, as ``is_grads_batched`` makes them. Seen in 2.13."""
+    functorch = torch._C._functorch
+    legacy = getattr(functorch, "is_legacy_batchedtensor", functorch.is_batchedtensor)
+    return isinstance(value, torch.Tensor) and (functorch.is_batchedtensor(value) or legacy(value))
 
 
 def is_excluded(key: DispatchKey) -> bool:

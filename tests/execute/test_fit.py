@@ -277,6 +277,33 @@ def test_hooks_that_come_and_go_later_run():
     assert same(left_behind(model, step, x), left_behind(twin, loss, x))
 
 
+def test_many_gradients_at_once_are_refused_with_the_way_out():
+    model, x = torch.nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+    step = lowtide.fit(lambda x: model(x).tanh(), x, budget="100%", time_limit=0.2)
+    with pytest.raises(
+        lowtide.LowtideError, match="is_grads_batched=True is not possible.*once for each gradient"
+    ):
+        torch.autograd.grad(step(x), [x], torch.eye(32).view(32, 4, 8), is_grads_batched=True)
+    step(x).sum().backward()
+    found, x.grad = x.grad, None
+    model(x).tanh().sum().backward()
+    assert torch.equal(found, x.grad)
+
+
+def test_a_linearized_step_runs_as_it_is():
+    model, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+
+    def loss_of(x):
+        return model(x).tanh().sum()
+
+    step = lowtide.fit(loss_of, x, budget="100%", time_limit=0.2)
+    with pytest.warns(UserWarning, match="inside a transform of torch.func"):
+        found, slope = torch.func.linearize(step, x)
+    expected, other = torch.func.linearize(loss_of, x)
+    assert torch.equal(found, expected)
+    assert torch.equal(slope(x), other(x))
+
+
 @pytest.mark.parametrize("transform", ["grad", "vmap"])
 def test_inside_a_transform_of_torch_func_the_step_runs_as_it_is(transform):
     model, x = (

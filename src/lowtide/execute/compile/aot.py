@@ -27,6 +27,7 @@ from lowtide.torch_internals import (
     backward_keeps_graph,
     boxed,
     inside_double_backward,
+    is_batched,
     tracing,
 )
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
@@ -212,6 +213,13 @@ def _once(interpreter: Interpreter) -> Callable[[list[Any]], list[Any]]:
             )
             refused.interpreter = interpreter
             raise refused
+        if any(map(is_batched, arguments[len(interpreter.saved) :])):
+            arguments.clear()
+            bring_back()
+            raise RunError(
+                "is_grads_batched=True is not possible in a step that Lowtide runs: memory is planned "
+                "for one gradient. Call the step once for each gradient, or leave it as it is for this"
+            )
         return interpreter.backward(arguments)
 
     return call
