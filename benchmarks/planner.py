@@ -181,7 +181,7 @@ def cheapest_rival(problem: Problem, budget: int, names: Sequence[str]) -> tuple
 
 
 def curve(
-    problem: Problem, name: str, shares: list[float], *, rivals: Sequence[str] = (), **options: Any
+    problem: Problem, name: str, shares: Sequence[float], *, rivals: Sequence[str] = (), **options: Any
 ) -> list[dict[str, Any]]:
     peak = evaluate(problem, ()).peak
     rows = []
@@ -239,23 +239,13 @@ def captured(target: str) -> Problem:
     return in_order(problem, lean_order(problem))
 
 
-def network(target: str) -> list[dict[str, Any]]:
-    """One network at all budgets, with and without offload."""
+def network(target: str, shares: Sequence[float] = SHARES) -> list[dict[str, Any]]:
+    """One network at several budgets, with and without offload."""
     problem = captured(target)
     both = {"methods": {"recompute", "offload"}, "link": LINK}
     return [
-        *curve(problem, target, SHARES, rivals=RIVALS),
-        *curve(problem, f"{target}, offload too", SHARES, **both),
-    ]
-
-
-def skipping(target: str) -> list[dict[str, Any]]:
-    """One network at 30%, with and without offload."""
-    problem = captured(target)
-    both = {"methods": {"recompute", "offload"}, "link": LINK}
-    return [
-        *curve(problem, target, [0.3], rivals=RIVALS),
-        *curve(problem, f"{target}, offload too", [0.3], **both),
+        *curve(problem, target, shares, rivals=RIVALS),
+        *curve(problem, f"{target}, offload too", shares, **both),
     ]
 
 
@@ -347,7 +337,7 @@ def main() -> None:
         rows = spread(repeating, options.targets or REPEATING, options.jobs)
         text = beside(rows)
     elif options.part == "skips":
-        rows = spread(skipping, options.targets or SKIPS, options.jobs)
+        rows = spread(partial(network, shares=[0.3]), options.targets or SKIPS, options.jobs)
         text = table(rows)
     else:
         rows = spread(network, options.targets or ZOO, options.jobs)

@@ -21,13 +21,7 @@ from lowtide.trace.eager.dynamo import lowtides
 from tests.execute.modules import CASES, Case, objective, once
 from tests.execute.runtime.test_exactness import differences, run
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def transposed(tensor):

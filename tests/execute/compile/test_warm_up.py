@@ -11,13 +11,7 @@ import lowtide
 from lowtide.errors import GraphBreakError
 from lowtide.execute.compile.warm_up import run_once
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Layers(nn.Sequential):

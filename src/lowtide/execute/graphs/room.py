@@ -22,7 +22,7 @@ __all__ = ["lost_in_pages", "reserve", "with_pages"]
 _AT_FIRST = 48 << 20
 """Bytes that are left for pages before there is a plan."""
 _WHILE_IT_RUNS = 28 << 20
-"""PyTorch's allocator takes segments of 20 MiB for results of a few; the rest is given back later."""
+"""While an operator runs, a segment of PyTorch's allocator (20 MiB) and a few pages may not be full."""
 _PLANS = 3
 """A step is planned so many times at most, each time with more left for pages."""
 
