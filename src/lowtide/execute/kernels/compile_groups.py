@@ -66,10 +66,8 @@ def _give(group: Group, label: str, joint: Joint, known: dict[bytes, Compiled | 
     """The kernels that are known of a group, which may be none."""
     compiled = known[msgspec.json.encode(group.graph)]
     group.run = _Operators(group) if compiled is None else _FirstRun(group, label, compiled)
-    if compiled is None and group.over is not _as_it_is:  # one by one, operators need memory for each result
-        group.replaces = False
-    compiles = group.replaces and compiled is not None
-    group.over = _Over(group, label, joint, known) if compiles else group.by_operators_over
+    group.replaces = group.replaces and compiled is not None  # operators need memory for each result
+    group.over = _Over(group, label, joint, known) if group.replaces else group.by_operators_over
     group.final = True
 
 
