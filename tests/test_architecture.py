@@ -115,6 +115,7 @@ TORCH_IN = (
     "cost/normalize.py",
     "cost/short.py",
     "cost/split.py",
+    "cost/modes.py",
     "cost/watch.py",
 )
 

@@ -6,6 +6,7 @@ Each says in which versions of torch it was seen, and handles what differs betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ __all__ = [
     "allocate_to_pool",
     "blocks_of_memory",
     "empty_host_cache",
+    "exclude_keys",
+    "excluded_keys",
     "free_library_workspaces",
     "is_freed",
     "large_allocations",
     "pause_device",
+    "profiler_runs",
     "record_range",
     "release_pool",
     "start_memory_recorder",
@@ -54,6 +58,23 @@ def record_range(name: str) -> Any:
     Not the usual record_function: a dispatch mode takes that for an operator, with a range of its own.
     """
     return torch._C._profiler._RecordFunctionFast(name)
+
+
+def excluded_keys() -> Any:
+    """What the dispatcher leaves out in this thread: autograd in a dispatch mode. Seen in 2.11, 2.13."""
+    return torch._C._dispatch_tls_local_exclude_set()
+
+
+def exclude_keys(keys: Any) -> AbstractContextManager[Any]:
+    """Inside, the dispatcher leaves these out. Seen in 2.11, 2.13."""
+    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return guard
+
+
+def profiler_runs() -> bool:
+    """Whether a profiler of torch is on in this thread: there is one at a time. Seen in 2.11, 2.13."""
+    autograd: Any = torch.autograd
+    return bool(autograd._profiler_enabled())
 
 
 def start_memory_recorder() -> None:

@@ -7,12 +7,19 @@ the caching allocator keeps its own counters. Neither changes what the step does
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
-from lowtide.device_internals import record_range, start_memory_recorder, stop_memory_recorder
+from lowtide.cost.modes import Modes
+from lowtide.device_internals import (
+    profiler_runs,
+    record_range,
+    start_memory_recorder,
+    stop_memory_recorder,
+)
 
 __all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 
@@ -61,7 +68,23 @@ class _CpuMarker(Marker):
 
 
 def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
-    """Run a function and report its allocations on the CPU, made by the thread that calls."""
+    """Run a function and report its allocations on the CPU, made by the thread that calls.
+
+    A thread has one profiler at a time: where the user's is on, the function runs in a thread of its own.
+    """
+    if not profiler_runs():
+        return _watched(function)
+    modes = Modes()
+
+    def run() -> tuple[T, Allocations]:
+        with modes.in_a_thread():
+            return _watched(function)
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run).result()
+
+
+def _watched(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
     start_memory_recorder()
     threads: list[list[Any]] = []
     try:

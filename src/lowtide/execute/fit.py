@@ -189,10 +189,6 @@ class Fitted:
                 "activations alone: leave out `offload` and `optimizer`, and take what they need off the "
                 "budget"
             ) from whole
-        if self._request.kernels == "fused":
-            raise CaptureError(
-                f"{whole}. Fused kernels need a step in one graph: take kernels='eager' here"
-            ) from whole
         modules = modules_in(self.function, *example, *keywords.values())
         refuse_distributed_parts((p for module in modules for p in module.parameters()), why=str(whole))
         subgraphs = self._parts()

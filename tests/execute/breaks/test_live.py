@@ -78,14 +78,11 @@ def test_what_no_program_runs_is_told_once():
         step.leave("it is odd")
 
 
-def test_state_of_an_optimizer_and_fused_kernels_are_for_one_graph():
+def test_state_of_an_optimizer_is_for_one_graph():
     model, x = Broken(), torch.randn(64, WIDTH)
     step = compiled("60%", optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(CaptureError, match="compiled in several graphs"):
         step(model, x)
-    torch._dynamo.reset()
-    with pytest.raises(CaptureError, match="take kernels='eager' here"):
-        compiled("60%", kernels="fused")(model, x)
 
 
 def test_shapes_of_one_bucket_share_a_plan():

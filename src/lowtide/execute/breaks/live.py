@@ -82,11 +82,6 @@ class LiveStep(Subgraphs):
                 "offload activations alone: leave out `offload` and `optimizer`, and take what they need off "
                 "the budget"
             )
-        if request.kernels == "fused":
-            raise CaptureError(
-                "the function is compiled in several graphs. Fused kernels need a step in one graph: take "
-                "kernels='eager' here"
-            )
         self.together.record, self._midway = _Record(), True
 
     def _plan_what_is_known(self) -> None:

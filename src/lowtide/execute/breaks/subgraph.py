@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from lowtide.cost.modes import Modes
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
@@ -74,25 +74,6 @@ class _Alone(Room):
         return 0
 
 
-class _Modes:
-    """Autocast, and whether gradients are recorded, as they are now."""
-
-    def __init__(self) -> None:
-        self._gradients = torch.is_grad_enabled()
-        on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-        self._autocast = [(device, torch.get_autocast_dtype(device)) for device in on]
-        self._caches = torch.is_autocast_cache_enabled()
-
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Inside, they are as they were."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self._gradients))
-            for device, dtype in self._autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self._caches))
-            yield
-
-
 class Subgraph(Planned):
     """One graph of a step."""
 
@@ -109,7 +90,7 @@ class Subgraph(Planned):
         self.plan: Plan | None = None
         self.arguments: list[Any] = []
         """Those of the rehearsal, until it ends."""
-        self._modes = _Modes()
+        self._modes = Modes()
         """Those in which the user's code has called it."""
         self.boundary: Boundary = Boundary()
         self._as_it_is = module
@@ -134,7 +115,7 @@ class Subgraph(Planned):
         if not record.listening:
             record.restore(self._changed(arguments))
             return self._ready(*arguments) if self._ready is not None else super().__call__(*arguments)
-        self._modes = _Modes()
+        self._modes = Modes()
         with record.call(self, arguments) as told:
             if self._ready is None:
                 self._ready = self.made(arguments)
@@ -197,7 +178,7 @@ class Subgraph(Planned):
 
     def cross_by(self, boundary: Boundary) -> None:
         """Have gradients pass like this; the graph is made anew."""
-        self.boundary, self._ready, self._aot = boundary, None, None
+        self.boundary, self._ready, self._aot, self._laid_out = boundary, None, None, None
         self.module = silenced(self._as_it_is, boundary.silent)
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
