@@ -115,7 +115,9 @@ TORCH_IN = (
     "cost/normalize.py",
     "cost/short.py",
     "cost/split.py",
+    "cost/kernel_trial.py",
     "cost/modes.py",
+    "cost/slices.py",
     "cost/watch.py",
 )
 

@@ -7,14 +7,13 @@ the kernels of the device: it is used only where a run of both has found that it
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.torch_internals import autocast_disabled, modes_disabled
+from lowtide.cost.kernel_trial import described, equal, for_a_trial, random_arguments
 
 __all__ = ["TwoCalls", "same_when_split", "two_calls"]
 
@@ -64,32 +63,12 @@ def same_when_split(arguments: Sequence[Any]) -> bool:
     Tensors among the arguments say what theirs are like. False where that cannot be found out, as where
     memory does not suffice.
     """
-    described = [_described(one) if isinstance(one, torch.Tensor) else repr(one) for one in arguments]
-    key = (*described, torch.get_num_threads(), *_flags())
+    key = described(arguments)
     if key not in _SAME:
         _SAME[key] = False
-        with modes_disabled(), autocast_disabled(), torch.no_grad(), contextlib.suppress(RuntimeError):
-            _SAME[key] = _same([_made(one) if isinstance(one, torch.Tensor) else one for one in arguments])
+        with for_a_trial():
+            _SAME[key] = _same(random_arguments(arguments))
     return _SAME[key]
-
-
-def _described(value: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(value.shape), value.stride(), value.dtype, value.device
-
-
-def _flags() -> tuple[bool, ...]:
-    """What kernels are chosen by, besides tensors."""
-    cudnn = torch.backends.cudnn
-    found = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
-    return (*found, torch.are_deterministic_algorithms_enabled(), bool(torch.backends.mkldnn.enabled))
-
-
-def _made(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of random numbers that lies in memory like another one."""
-    shape, stride, dtype, device = _described(like)
-    generator = torch.Generator(device).manual_seed(0)
-    empty = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return empty.normal_(generator=generator)
 
 
 def _same(arguments: Sequence[Any]) -> bool:
@@ -101,11 +80,4 @@ def _same(arguments: Sequence[Any]) -> bool:
     parts: list[Any] = [image, None, None]
     if calls.parameters is not None:
         parts[1:] = aten.convolution_backward.default(*calls.parameters)[1:]
-    return all(_equal(one, other) for one, other in zip(whole, parts, strict=True))
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    same = one.shape == other.shape and one.dtype == other.dtype and one.stride() == other.stride()
-    return same and torch.equal(one, other) and torch.equal(one.signbit(), other.signbit())
+    return all(equal(one, other) for one, other in zip(whole, parts, strict=True))

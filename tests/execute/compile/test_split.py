@@ -24,6 +24,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _whole_batches(monkeypatch):
+    """Convolutions are not sliced: that is another test's (test_slices.py)."""
+    monkeypatch.setattr("lowtide.trace.groups.slices.slices_for", lambda arguments: 1)
+
+
 def network():
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
+from lowtide.trace.groups.slices import slice_convolutions
 from lowtide.trace.refusal import calls_torch, traced
 from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses_apart
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
@@ -132,17 +134,22 @@ class Aot:
     def _joint(
         self, module: fx.GraphModule, num_outputs: int, marks: str | None, apart: Sequence[int] = ()
     ) -> Joint:
+        read = partial(read_joint, num_outputs=num_outputs, leaves=self._leaves, marks=marks, apart=apart)
         if self.split:
             split_convolutions(module)
-        if not self.fused:
-            joint = read_joint(as_eager(module), num_outputs, self._leaves, marks, apart=apart)
-            return replace(joint, split=self.split)
-        operators = read_joint(as_eager(_copy(module)), num_outputs, self._leaves, marks, apart=apart)
-        decompose(module)
-        module = in_groups(as_eager(module), num_outputs)
-        joint = read_joint(module, num_outputs, self._leaves, marks, apart=apart)
-        kernels = compile_groups(joint)
-        return replace(joint, ungrouped=replace(operators, kernels=kernels, split=self.split))
+        if not self.fused and not self.split:
+            return read(as_eager(module))
+        operators = replace(read(as_eager(_copy(module))), split=self.split)  # what tiles are cut from
+        if self.fused:
+            decompose(module)
+        module = as_eager(module)
+        module = in_groups(module, num_outputs) if self.fused else module
+        if self.split and not slice_convolutions(module, num_outputs) and not self.fused:
+            return operators
+        joint = read(module)
+        if self.fused:
+            operators = replace(operators, kernels=compile_groups(joint))
+        return replace(joint, split=self.split, ungrouped=operators)
 
     def _apart(self, joint: fx.GraphModule, num_outputs: int) -> list[int]:
         """Have backward return gradients of uses, as the boundary says; which inputs they are for."""

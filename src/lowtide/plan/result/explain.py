@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role, Tensor
+from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Role, Tensor
 from lowtide.plan.program.instructions import Body, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.request import MOVABLE
@@ -41,6 +41,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from _tiles(plan)
     if any(map(_splits, (graph, *(body.graph for body in plan.program.bodies)))):
         yield "split      convolutions run their backward in two calls each: no plan was found without"
+    if sliced := sum(map(_slices, graph.ops)):
+        yield f"slices     {sliced} convolutions run in slices of the batch, with less workspace"
     if plan.disturbed:
         yield f"costs      {plan.disturbed} operators were measured while the machine was busy: plan again"
     if plan.interrupted:
@@ -94,7 +96,16 @@ def _tiles(plan: Plan) -> Iterator[str]:
 
 def _splits(graph: Graph) -> bool:
     """Whether the gradient of a convolution's input is an operator of its own."""
-    return any(op.kind == "aten.convolution" and op.phase is Phase.BACKWARD for op in graph.ops)
+    return any(op.phase is Phase.BACKWARD and (_convolves(op) or _slices(op)) for op in graph.ops)
+
+
+def _slices(op: Op) -> bool:
+    """Whether an operator is a convolution in slices of the batch."""
+    return op.body is not None and any(map(_convolves, op.body.ops))
+
+
+def _convolves(op: Op) -> bool:
+    return op.kind == "aten.convolution"
 
 
 def _inside(body: Body) -> Iterator[str]:

@@ -84,6 +84,7 @@ def smaller_refusal(whole: InfeasibleError, split: InfeasibleError) -> Infeasibl
     """The one of two refusals of a step, with whole and with split convolutions, with the smaller budget."""
     if whole is split or whole.smallest_budget <= split.smallest_budget:
         return whole
-    split.args = (f"{split}\n(with the backward of convolutions in two calls each, which takes less memory)",)
+    how = "with the backward of convolutions in two calls each, and slices of the batch, in less memory"
+    split.args = (f"{split}\n({how})",)
     split.floor, split.proven = min(whole.floor, split.floor), whole.proven and split.proven
     return split

@@ -20,7 +20,7 @@ from lowtide.trace.step.builder import Builder
 from lowtide.trace.step.group import Group, same_form
 from lowtide.trace.step.joint import forward_nodes
 
-__all__ = ["in_groups"]
+__all__ = ["in_groups", "put_in"]
 
 
 def in_groups(module: fx.GraphModule, num_outputs: int, *, again: bool = False) -> fx.GraphModule:
@@ -40,6 +40,14 @@ def in_groups(module: fx.GraphModule, num_outputs: int, *, again: bool = False) 
     module.recompile()
     assert len(module.graph.output_node().args[0]) == len(results)  # type: ignore[arg-type]
     return module
+
+
+def put_in(module: fx.GraphModule, groups: Sequence[Forming], num_outputs: int) -> None:
+    """Make each of these groups of operators one call; the module is changed in place."""
+    nodes = list(module.graph.nodes)
+    _Rewriting(module, nodes, groups, set(), set(), forward_nodes(nodes, num_outputs)).rewrite()
+    module.graph.lint()
+    module.recompile()
 
 
 def _reads_any(group: Forming, again: Collection[fx.Node], forward: Collection[fx.Node]) -> bool:
