@@ -37,18 +37,23 @@ def operators():
 
 
 @pytest.mark.parametrize("how", [["--program", "recompute-all"], ["--budget", "95%", "--only", "recompute"]])
-def test_run_compares_a_program_of_groups(how, operators):
+def test_run_compares_a_program_of_groups(how, operators, monkeypatch):
+    monkeypatch.setattr(compile_groups, "_SAID_EVERY", 0.0)
     result = CliRunner().invoke(cli, ["run", GPT2, "--kernels", "fused", "--repeats", "1", "--json", *how])
     assert result.exit_code == 0, result.output
+    assert "kernels …" not in result.stderr
     view = json.loads(result.stdout)
     assert view["operators"] < operators
     assert view["max_rel_grad_diff"] < 1e-4
 
 
-def test_profile_measures_groups(tmp_path):
+def test_profile_measures_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_groups, "_SAID_EVERY", 0.0)
     path = tmp_path / "step.json"
     result = CliRunner().invoke(cli, ["profile", GPT2, "--kernels", "fused", "-o", str(path)])
     assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if line.startswith("compiled ")]
+    assert said[-1] == f"compiled {len(said)} of {len(said)} kernels …"
     step = read_file(path).step
     groups = [k for k, op in enumerate(step.graph.ops) if op.kind == GROUP]
     assert groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -51,6 +52,15 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class _Progress(logging.Handler):
+    """What long work says of itself, on standard error; nothing beside JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        context = click.get_current_context(silent=True)
+        if context is None or not context.params.get("as_json"):
+            say(f"{record.getMessage()} …", err=True)
+
+
 @click.group(
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -71,6 +81,10 @@ def cli() -> None:
     lowtide plan train.py:step --sweep        what every budget costs in time
     lowtide show FILE                         where the memory of a dump goes
     """
+    log = logging.getLogger("lowtide")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.handlers[:] = [_Progress()]
 
 
 for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile, address):

@@ -12,7 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
-from lowtide.errors import CaptureError
 from lowtide.execute.kernels import compile_groups
 from lowtide.graph import Graph
 from lowtide.plan.program.instructions import Run
@@ -169,16 +168,6 @@ def test_what_is_not_possible_is_said():
     with pytest.raises(lowtide.LowtideError, match="kernels are eager or fused, not 'fuse'"):
         lowtide.fit(loss_of, model, x, kernels="fuse")
 
-    def broken(model, x):
-        y = model(x)
-        torch._dynamo.graph_break()
-        return y.square().mean()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(CaptureError, match="need a step in one graph"):
-            lowtide.fit(broken, model, x, budget="100%", kernels="fused")
-
 
 class Bent(nn.Module):
     """Between two products: a chain of pointwise operators whose first input nobody else reads."""
@@ -267,6 +256,7 @@ def test_the_bias_of_a_convolution_is_added_by_a_group(monkeypatch, budget):
         return isinstance(node.args[2], torch.fx.Node) if convolution else gains(node)
 
     monkeypatch.setattr(decompose, "_gains", as_on_cuda)
+    monkeypatch.setattr("lowtide.execute.kernels.ways.in_faster_layout", lambda module, *_: module)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,6 +23,9 @@ from lowtide.trace.step.joint import Joint
 __all__ = ["compile_groups", "stand_in"]
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
+_LOG = logging.getLogger(__name__)
+_SAID_EVERY = 1.0
+"""Seconds from one word about progress to the next."""
 
 
 def compile_groups(
@@ -32,10 +37,18 @@ def compile_groups(
     whose kernels do not give what the capture says, runs operator by operator, and a warning names it.
     """
     known = {} if known is None else known
-    for owner, label, group in _unfinished(joint):
-        key = msgspec.json.encode(group.graph)
+    found = [
+        (owner, label, group, msgspec.json.encode(group.graph)) for owner, label, group in _unfinished(joint)
+    ]
+    missing = {key for *_, key in found} - known.keys()
+    done, said = 0, time.monotonic()
+    for owner, label, group, key in found:
         if key not in known:
             known[key] = _compiled(group.body, label, owner)
+            done += 1
+            if time.monotonic() - said >= _SAID_EVERY:
+                said = time.monotonic()
+                _LOG.info("compiled %d of %d kernels", done, len(missing))
         _give(group, label, owner, known)
     return known
 
