@@ -268,7 +268,7 @@ def test_the_bias_of_a_convolution_is_added_by_a_group(monkeypatch, budget):
     x = torch.randn(2, 3, 16, 16)
     step = fitted(model, x, budget=budget)
     if budget == "100%":
-        assert groups_in_place(step.plan) == 2
+        assert groups_in_place(step.plan) >= 2
     for one, other in zip(gradients(loss_of, model, x), gradients(step, model, x), strict=True):
         torch.testing.assert_close(one, other)
 
