@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -27,13 +26,11 @@ from lowtide.plan.result.plan import Plan
 from lowtide.torch_internals import TorchDynamoException, inside_transform, storage_id, tree_leaves
 from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.dynamo import fresh, lowtides
-from lowtide.trace.eager.is_compiling import Answers, asked_by
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.refusal import translated
+from lowtide.trace.step.one_graph import one_graph, with_answers
 
 __all__ = ["Fitted", "fit", "fitted"]
-
-_RETRIES = 12
-"""A step is captured so many times at most, each time with another library told that it is compiled."""
 
 
 class Fitted:
@@ -71,8 +68,7 @@ class Fitted:
             )
 
         self._branches = Branches()
-        ours = self._branches.given_to(self._answers.given_to(lowtides(backend)))
-        return torch.compile(fresh(self.function), backend=ours, fullgraph=True)
+        return one_graph(self.function, self._branches.given_to(backend), self._answers, dynamic=None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives for these arguments; call ``backward`` on the loss as always."""
@@ -161,23 +157,21 @@ class Fitted:
 
     def _rehearse_whole(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """The same as one graph: as eager runs it, or as libraries are written to be compiled."""
-        first = self._answers
-        for left in reversed(range(_RETRIES)):
-            try:
-                with contextlib.suppress(Rehearsed), in_the_users_terms():
-                    self._in_parts(example, keywords)
-            except CaptureError as error:  # noqa: PERF203
-                file = asked_by(error.line, self._answers)
-                if file and left > 1:
-                    self._answers = replace(self._answers, files={*self._answers.files, file})
-                elif self._answers.asked and not self._answers.everybody and left:
-                    first, self._answers = self._answers, Answers(everybody=True)
-                else:
-                    self._answers = first
-                    raise
+        last = self._answers
+
+        def attempt(answers: Answers) -> None:
+            nonlocal last
+            if answers is not self._answers:
+                self._answers, last = answers, last if answers.everybody else answers
                 self._compiled = self._whole()
-            else:
-                return
+            with contextlib.suppress(Rehearsed), in_the_users_terms():
+                self._in_parts(example, keywords)
+
+        try:
+            with_answers(attempt, self._answers)
+        except CaptureError:
+            self._answers = last
+            raise
 
     def _rehearse_subgraphs(
         self, whole: GraphBreakError, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool

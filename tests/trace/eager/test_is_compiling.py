@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.execute.compare.compare import compare
+from lowtide.plan.program.simple import store_all
 
 
 class Asking(nn.Module):
@@ -57,6 +59,37 @@ def test_a_fitted_step_takes_the_way_of_eager(question):
     loss.backward()
     right.backward()
     assert torch.equal(model.layer.weight.grad, twin.layer.weight.grad)
+
+
+@pytest.mark.parametrize("kind", [Asking, Checking])
+def test_capture_and_commands_take_the_way_of_a_fitted_step(kind):
+    model, x = kind(torch.compiler.is_compiling), torch.randn(16, 8)
+    plan = lowtide.fit(loss_of, model, x, budget="100%", time_limit=0.3).plan
+    assert lowtide.capture(loss_of, model, x).step.graph.ops == plan.graph.ops
+    graphs = []
+
+    def planner(graph):
+        graphs.append(graph)
+        return plan.program
+
+    found = compare(model, (x,), loss_of, planner, in_place=False, repeats=0)
+    assert found.bitwise
+    assert graphs[-1].ops == plan.graph.ops
+
+
+class Branching(nn.Linear):
+    """Goes one of two ways, by its input."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y.sin() if x.sum() > 0 else y.cos()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_comparison_follows_branches_on_values(sign):
+    model, x = Branching(8, 8), sign * torch.rand(16, 8)
+    found = compare(model, (x,), loss_of, store_all, repeats=0)
+    assert found.bitwise
 
 
 def test_what_breaks_so_is_captured_as_compilers_do():

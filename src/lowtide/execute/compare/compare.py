@@ -27,8 +27,10 @@ from lowtide.nested import leaves
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.simple import with_update
 from lowtide.plan.program.simulate import simulate
-from lowtide.trace.eager.dynamo import fresh, lowtides
+from lowtide.trace.branches.branches import Branches
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.step.ending import read_update
+from lowtide.trace.step.one_graph import one_graph, with_answers
 from lowtide.units import format_bytes
 
 __all__ = ["Comparison", "MeasuredSide", "StepOutcome", "compare"]
@@ -224,7 +226,6 @@ def compare(
         how: dict[str, Any] = {"in_place": in_place, "state": subject.state, "fused": kernels == "fused"}
         return compile_with(module, inputs, planner, made.append, **how)
 
-    compiled: Loss = torch.compile(fresh(loss), backend=lowtides(backend), fullgraph=True, dynamic=False)
     progress("eager step")
     eagerly = _Way(loss, None if update is None else lambda model, _: update(model))
     subject.reset()
@@ -235,9 +236,17 @@ def compare(
     result, eager = subject.watch(eagerly)
     before = subject.outcome(result)
     progress("capturing and planning")
-    subject.reset()
-    with in_the_users_terms():
-        subject.step(_Way(compiled))
+    ways: list[Loss] = []
+
+    def attempt(answers: Answers) -> None:
+        ways.append(one_graph(loss, Branches().given_to(backend), answers))
+        made.clear()
+        subject.reset()
+        with in_the_users_terms():
+            subject.step(_Way(ways[-1]))
+
+    with_answers(attempt)
+    compiled = ways[-1]
     if not made:
         raise CaptureError("the step runs no operator on a tensor: there is nothing to compare")
     interpreter = made[-1]

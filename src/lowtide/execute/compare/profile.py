@@ -26,10 +26,12 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph
 from lowtide.nested import leaves
 from lowtide.plan.program.simple import store_all
-from lowtide.trace.eager.dynamo import fresh, lowtides
+from lowtide.trace.branches.branches import Branches
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.ending import read_update
 from lowtide.trace.step.joint import Joint
+from lowtide.trace.step.one_graph import one_graph, with_answers
 
 __all__ = ["Ending", "Measuring", "Profile", "estimated_profile", "measured_profile"]
 
@@ -165,18 +167,23 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_with(module, inputs, store_all, seen, in_place=False, fused=kernels == "fused")
 
-    compiled = torch.compile(fresh(function), backend=lowtides(backend), dynamic=False, fullgraph=True)
+    ways: list[Callable[..., Any]] = []
 
     def once() -> None:
         with _gradients(trains):
-            result = compiled(*example)
+            result = ways[-1](*example)
         if not trains:
             return
         check_loss(result)
         result.backward()
 
-    with in_the_users_terms(), contextlib.suppress(_Enough):
-        once()
+    def attempt(answers: Answers) -> None:
+        ways.append(one_graph(function, Branches().given_to(backend), answers))
+        made.clear()
+        with in_the_users_terms(), contextlib.suppress(_Enough):
+            once()
+
+    with_answers(attempt)
     if len(made) != 1:
         raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
 

@@ -20,9 +20,10 @@ from lowtide.graph.tiles import Cut, Own, grid_of, tile_input, tile_output
 from lowtide.nested import leaves
 from lowtide.plan.program.instructions import Body, Instruction, Loop, Program, Run, Tile
 from lowtide.plan.program.simple import store_all
-from lowtide.trace.eager.dynamo import fresh, lowtides
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.joint import Joint
+from lowtide.trace.step.one_graph import one_graph, with_answers
 from lowtide.trace.tiles.loop import looped
 from lowtide.trace.tiles.owned import Owned
 
@@ -107,15 +108,20 @@ def run_tiles(
     def compiled(module: Any, inputs: Sequence[Any]) -> Any:
         return compile_with(module, inputs, lambda _: program, in_place=False)
 
-    tiled = torch.compile(fresh(function), backend=lowtides(compiled), fullgraph=True, dynamic=False)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    found = []
-    for step in (function, tiled, function, tiled):  # the first of each sets up
-        with users_step():
-            found.append(_step(step, model, batch, seed))
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    found: list[Any] = []
+
+    def attempt(answers: Answers) -> None:
+        found.clear()
+        tiled = one_graph(function, compiled, answers)
+        for step in (function, tiled, function, tiled):  # the first of each sets up
+            with users_step():
+                found.append(_step(step, model, batch, seed))
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+    with_answers(attempt)
     model.zero_grad(set_to_none=True)
     (loss, want, whole_seconds), (other, got, seconds) = found[2:]
     if [one is None for one in want] != [one is None for one in got]:

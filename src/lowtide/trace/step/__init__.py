@@ -4,5 +4,5 @@ Takes an fx graph and the leaves of the function; gives a ``Joint``: the Graph w
 operator.
 
 From outside: ``boundary``, ``builder``, ``capture``, ``checkpoints``, ``ending``, ``group``, ``joint``,
-``leaves``, ``marks``, ``sizes``, ``split_convolutions``.
+``leaves``, ``marks``, ``one_graph``, ``sizes``, ``split_convolutions``.
 """

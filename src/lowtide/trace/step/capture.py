@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -12,8 +13,9 @@ from torch import fx, nn
 from lowtide.cost import Step
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.torch_internals import ShortenTraceback, TorchDynamoException, aot_autograd
-from lowtide.trace.eager.dynamo import adapt_dynamo, fresh, lowtides
+from lowtide.trace.eager.dynamo import adapt_dynamo
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
+from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.eager.kernels import eager_kernels
 from lowtide.trace.eager.rewrite import as_eager
 from lowtide.trace.refusal import calls_torch, raise_through, traced, translated
@@ -21,6 +23,7 @@ from lowtide.trace.step.ending import Update, read_update
 from lowtide.trace.step.joint import Joint, read_joint
 from lowtide.trace.step.leaves import leaves_of
 from lowtide.trace.step.marks import gradient_marks
+from lowtide.trace.step.one_graph import one_graph, with_answers
 
 __all__ = ["Captured", "capture"]
 
@@ -62,15 +65,21 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
         raise CaptureError(
             f"a step is a module or a function that gives the loss; this is a {type(function).__name__}"
         )
-    compiled = torch.compile(fresh(function), backend=_record, fullgraph=True, dynamic=False)
-    try:
-        compiled(*example, **keywords)
-    except _Done as done:
-        return Captured(Step(done.joint.graph, format="capture"), done.joint)
-    except LowtideError:
-        raise
-    except TorchDynamoException as error:
-        raise translated(error) from error
+    found: list[Joint] = []
+
+    def attempt(answers: Answers) -> None:
+        try:
+            one_graph(function, partial(_record), answers)(*example, **keywords)
+        except _Done as done:
+            found.append(done.joint)
+        except LowtideError:
+            raise
+        except TorchDynamoException as error:
+            raise translated(error) from error
+
+    with_answers(attempt)
+    if found:
+        return Captured(Step(found[-1].graph, format="capture"), found[-1])
     name = getattr(function, "__name__", type(function).__name__)
     raise CaptureError(
         f"{name} runs no operator on a tensor: pass the tensors of the step as arguments, or a module that "
@@ -111,5 +120,4 @@ def _record(module: fx.GraphModule, inputs: list[Any]) -> NoReturn:
     raise AssertionError("AOTAutograd asked neither for a partition nor for a forward graph")
 
 
-lowtides(_record)
 adapt_dynamo()
