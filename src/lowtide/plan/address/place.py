@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,9 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
-from lowtide.plan.address.omnimalloc_search import BETTER, OPTIMAL, preparation_seconds, search
+from lowtide.plan.address.omnimalloc_search import ORDERS as SEARCHED
+from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, solver_of
+from lowtide.plan.address.restarts import search_again
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
 
@@ -22,7 +25,9 @@ TIME_LIMIT = 3.0
 _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
 _FEW = 500
-"""So few are placed in other orders too in no time, even after the search has had all of its own."""
+"""So few are placed in other orders too in no time."""
+_MARGIN = 0.03
+"""Of the time limit: a search ends so much before it, and what comes after it inside."""
 _MOST_BYTES = 1 << 62
 
 
@@ -42,7 +47,7 @@ def place(
     began = time.perf_counter()
     _refuse(allocations, alignment)
     boxes = boxes_of(allocations, alignment)
-    best = _Search(boxes, began + time_limit, progress or _silent)
+    best = _Search(boxes, began + (1 - _MARGIN) * time_limit, progress or _silent)
     greedy = best.run()
     where = np.array([one.pinned or 0 for one in allocations], np.int64)
     if best.offsets is not None:
@@ -103,10 +108,11 @@ class _Search:
         if len(self.boxes) <= _MANY:
             greedy = self.greedy()
             self.skylines(list(KEYS))
-            self.omnimalloc(((OPTIMAL, 0.7), (BETTER, 1.0)))
-            self.other_orders()
+            if len(self.boxes) <= _FEW:
+                self.other_orders()
+            self.omnimalloc()
             return greedy
-        self.omnimalloc(((OPTIMAL, 1.0),))
+        self.omnimalloc()
         self.skylines(list(KEYS)[:1], at_least=1)
         return self.height or 0 if self.proven else self.greedy()
 
@@ -132,24 +138,47 @@ class _Search:
             self.progress(f"from the ground up, by {key}")
             self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
 
-    def omnimalloc(self, ways: Sequence[tuple[int, float]]) -> None:
-        """In several ways, each for a share of the time left, if preparing it leaves time for a search."""
+    def omnimalloc(self) -> None:
+        """OmniMalloc's search, if preparing it leaves time for one."""
         reserve = preparation_seconds(self.boxes)
-        for threads, share in ways:
-            seconds = self.left * share - reserve
-            if self.proven or seconds <= 0.1 * reserve:
-                break
-            self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
-            offsets, proven = search(self.boxes, seconds, threads)
+        if self.proven or not len(self.boxes) or self.left <= 1.1 * reserve:
+            return
+        self.progress(f"OmniMalloc: searching for {self.left:.1f} s")
+        solver = None if self.boxes.has_pins else solver_of(self.boxes)
+        if solver is None:
+            offsets, proven = search(self.boxes, self.left - reserve)
             self.take(offsets, "OmniMalloc", proven)
+            return
+        cores = min(_cores(), len(SEARCHED))
+        self.take(solver.greedy(self.left, cores), "OmniMalloc")
+        if self.proven or self.left <= solver.preparation:
+            return
+        groups = [SEARCHED[k : k + cores] for k in range(0, len(SEARCHED), cores)]
+        self.proven |= search_again(
+            solver,
+            groups,
+            self._found,
+            (self.boxes.bound, self.height or 0),
+            deadline=self.deadline,
+            boxes=len(self.boxes),
+        )
+
+    def _found(self, offsets: Ints) -> int:
+        self.take(offsets, "OmniMalloc")
+        self.progress(f"OmniMalloc: {self.boxes.bound / (self.height or 1):.2%}, {self.left:.1f} s left")
+        return self.boxes.height(offsets)
 
     def other_orders(self) -> None:
         """Greedy placement in other orders."""
         for order in ORDERS:
-            if self.proven or (len(self.boxes) > _FEW and self.left <= 0):
-                break
-            if order != "size":
+            if order != "size" and not self.proven:
                 self.take(first_fit(self.boxes, order, stop=self.height), f"greedy by {order}")
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
 def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:
