@@ -12,8 +12,9 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
+from lowtide.plan.address.noisy_skyline import search_around
 from lowtide.plan.address.omnimalloc_search import ORDERS as SEARCHED
-from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, solver_of
+from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, seconds_per_node, solver_of
 from lowtide.plan.address.restarts import search_again
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
@@ -26,6 +27,10 @@ _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
 _FEW = 500
 """So few are placed in other orders too in no time."""
+_STARTS = 2
+"""Keys that skylines are searched around."""
+_SEARCH_SHARE = 0.4
+"""Of the time left, for OmniMalloc, where boxes are not few; it may take longer. The rest is for skylines."""
 _MARGIN = 0.03
 """Of the time limit: a search ends so much before it, and what comes after it inside."""
 _MOST_BYTES = 1 << 62
@@ -81,6 +86,8 @@ class _Search:
         self.boxes, self.deadline, self.progress = boxes, deadline, progress
         self.offsets: Ints | None = None
         self.height: int | None = None
+        self.by_key: dict[str, int] = {}
+        """The height of the skyline by each key, where it was finished."""
         self.method = ""
         self.proven = False
 
@@ -110,9 +117,12 @@ class _Search:
             self.skylines(list(KEYS))
             if len(self.boxes) <= _FEW:
                 self.other_orders()
-            self.omnimalloc()
+                self.omnimalloc(1.0)
+            else:
+                self.omnimalloc(_SEARCH_SHARE)
+                self.noisy_skylines()
             return greedy
-        self.omnimalloc()
+        self.omnimalloc(1.0)
         self.skylines(list(KEYS)[:1], at_least=1)
         return self.height or 0 if self.proven else self.greedy()
 
@@ -136,36 +146,62 @@ class _Search:
             if self.proven or (self.left <= 0 and number >= at_least):
                 break
             self.progress(f"from the ground up, by {key}")
-            self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
+            stop = self.height if len(self.boxes) > _MANY else None
+            offsets = skyline(self.boxes, weights(self.boxes, key), stop)
+            if offsets is not None:
+                self.by_key[key] = self.boxes.height(offsets)
+            self.take(offsets, f"skyline by {key}")
 
-    def omnimalloc(self) -> None:
-        """OmniMalloc's search, if preparing it leaves time for one."""
-        reserve = preparation_seconds(self.boxes)
-        if self.proven or not len(self.boxes) or self.left <= 1.1 * reserve:
+    def noisy_skylines(self) -> None:
+        """Skylines by the best keys, changed a little."""
+        if self.proven or self.boxes.has_pins or self.left <= 0 or self.height is None:
             return
-        self.progress(f"OmniMalloc: searching for {self.left:.1f} s")
-        solver = None if self.boxes.has_pins else solver_of(self.boxes)
-        if solver is None:
-            offsets, proven = search(self.boxes, self.left - reserve)
-            self.take(offsets, "OmniMalloc", proven)
+        best = sorted(self.by_key, key=self.by_key.__getitem__)[:_STARTS]
+        if not best:
             return
-        cores = min(_cores(), len(SEARCHED))
-        self.take(solver.greedy(self.left, cores), "OmniMalloc")
-        if self.proven or self.left <= solver.preparation:
-            return
-        groups = [SEARCHED[k : k + cores] for k in range(0, len(SEARCHED), cores)]
-        self.proven |= search_again(
-            solver,
-            groups,
-            self._found,
-            (self.boxes.bound, self.height or 0),
+        self.progress(f"from the ground up, by keys around {best[0]}")
+        search_around(
+            self.boxes,
+            [weights(self.boxes, key) for key in best],
+            lambda offsets: self._found(offsets, f"skyline around {best[0]}"),
+            self.height,
             deadline=self.deadline,
-            boxes=len(self.boxes),
         )
 
-    def _found(self, offsets: Ints) -> int:
-        self.take(offsets, "OmniMalloc")
-        self.progress(f"OmniMalloc: {self.boxes.bound / (self.height or 1):.2%}, {self.left:.1f} s left")
+    def worth_searching(self, seconds: float) -> bool:
+        """Whether OmniMalloc has time to place every box twice once it is prepared."""
+        if self.boxes.has_pins:
+            return seconds > 1.1 * preparation_seconds(self.boxes)
+        return seconds > preparation_seconds(self.boxes) + 2 * len(self.boxes) * seconds_per_node(self.boxes)
+
+    def omnimalloc(self, share: float) -> None:
+        """OmniMalloc's search for a share of the time left, if that is long enough."""
+        seconds = share * self.left
+        if self.proven or not len(self.boxes) or not self.worth_searching(seconds):
+            return
+        deadline = time.perf_counter() + seconds
+        self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
+        solver = None if self.boxes.has_pins else solver_of(self.boxes)
+        if solver is None:
+            offsets, proven = search(self.boxes, seconds - preparation_seconds(self.boxes))
+            self.take(offsets, "OmniMalloc", proven)
+            return
+        few, cores = len(self.boxes) <= _FEW, min(_cores(), len(SEARCHED))
+        if few:
+            self.take(solver.greedy(seconds, cores), "OmniMalloc")
+        self.proven |= search_again(
+            solver,
+            [SEARCHED[k : k + cores] for k in range(0, len(SEARCHED), cores)],
+            lambda offsets: self._found(offsets, "OmniMalloc"),
+            (self.boxes.bound, self.height if self.height is not None else _MOST_BYTES),
+            deadline=deadline,
+            boxes=len(self.boxes),
+            pace=0.0 if few else seconds_per_node(self.boxes),
+        )
+
+    def _found(self, offsets: Ints, method: str) -> int:
+        self.take(offsets, method)
+        self.progress(f"{method}: {self.boxes.bound / (self.height or 1):.2%}, {self.left:.1f} s left")
         return self.boxes.height(offsets)
 
     def other_orders(self) -> None:

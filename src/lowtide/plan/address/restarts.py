@@ -26,8 +26,9 @@ _GROWTH = 8
 """Nodes of a round over those of the one before."""
 _ALL_NODES = 1_000_000
 """A round with more has no limit, so that it can prove something."""
+_FEW = 100
 _PROOF_SHARE = 0.02
-"""Of the time, for a search without a limit at first: it proves what is to be proven of few boxes."""
+"""Of the time, for a search of few boxes without a limit at first: often it proves all there is to prove."""
 
 
 class SearchBelow(Protocol):
@@ -43,24 +44,40 @@ class _Again:
     """The gap between the best height so far and what no placement is lower than."""
 
     def __init__(
-        self, solver: SearchBelow, take: Callable[[Ints], int], heights: tuple[int, int], deadline: float
+        self,
+        solver: SearchBelow,
+        take: Callable[[Ints], int],
+        heights: tuple[int, int],
+        deadline: float,
+        pace: float,
     ) -> None:
         self.solver, self.take, self.deadline = solver, take, deadline
         self.low, self.best = heights
         self.failed: set[tuple[Sequence[str], int, int | None]] = set()
         """Searches that found nothing: they would find nothing again."""
+        self.late = 0.0
+        """Seconds by which the latest search ended too late: it looks at the clock now and then only."""
+        self.pace = pace
+        """Seconds that a node took at most, or 0 where that is not worth to know."""
 
     @property
     def over(self) -> bool:
-        return self.best <= self.low or time.perf_counter() >= self.deadline
+        return self.best <= self.low or time.perf_counter() + self.late >= self.deadline
 
     def tried(self, height: int, orders: Sequence[str], nodes: int | None, seconds: float = 1e9) -> bool:
         """Whether a search found something; what it found or proved is kept."""
         key = orders, height, nodes
-        seconds = min(seconds, self.deadline - time.perf_counter())
+        began = time.perf_counter()
+        seconds = min(seconds, self.deadline - self.late - began)
         if self.over or key in self.failed or seconds <= 0:
             return False
+        if nodes is not None and nodes * self.pace > seconds:
+            nodes = int(seconds / self.pace) + 1
         found, proven = self.solver.below(height, orders, seconds, nodes)
+        took = time.perf_counter() - began
+        self.late = max(self.late, took - seconds)
+        if self.pace and nodes:
+            self.pace = max(self.pace, took / nodes)
         if found is None:
             self.failed.add(key)
             if proven:
@@ -86,14 +103,18 @@ def search_again(
     *,
     deadline: float,
     boxes: int = 0,
+    pace: float = 0.0,
 ) -> bool:
     """Search until the deadline; whether the lowest height that was taken is proven to be the lowest.
 
     ``orders`` are those that are tried at once, group after group. ``heights`` are the lower bound and the
-    best height so far; ``take`` gets each placement and gives its height. ``deadline`` is one of perf_counter.
+    best height so far; ``take`` gets each placement and gives its height. ``deadline`` is that of
+    perf_counter; ``pace`` is what a node takes in seconds, roughly, where there are so many
+    boxes that a search may look at the clock too late.
     """
-    state = _Again(solver, take, heights, deadline)
-    state.tried(state.best, tuple(orders[0]), None, _PROOF_SHARE * (deadline - time.perf_counter()))
+    state = _Again(solver, take, heights, deadline, pace)
+    if boxes <= _FEW:
+        state.tried(state.best, tuple(orders[0]), None, _PROOF_SHARE * (deadline - time.perf_counter()))
     for at_bound, between in _rounds(max(_FIRST_NODES, boxes + boxes // 4)):
         for group in orders:
             state.tried(state.low + 1, tuple(group), at_bound)
