@@ -14,7 +14,7 @@ from lowtide.graph import RESIDENT_ROLES, Graph
 from lowtide.plan.program.instructions import Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.program.memory import saved_for
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["PartInUnits", "parts_of"]
 
 _DRAWN, _COPIES = "drawn", "copies"
 """What everything whose order may show writes, and what all copies to the host and back write."""
@@ -29,7 +29,7 @@ class _Touched:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartInUnits:
     """Forward or backward, in units that stay together: mostly single instructions.
 
     A unit that drops a tensor is not moved by anybody: it follows as soon as it can.
@@ -93,7 +93,7 @@ def _joined(lines: Sequence[Instruction]) -> list[Instruction]:
     return found
 
 
-def parts_of(graph: Graph, program: Program) -> tuple[Part, Part]:
+def parts_of(graph: Graph, program: Program) -> tuple[PartInUnits, PartInUnits]:
     """Both parts of a Program; nothing passes from one to the other."""
     sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
     reader = _Reader(graph, sent)
@@ -107,7 +107,7 @@ class _Reader:
         self.graph, self.sent = graph, sent
         self.root = graph.storages()
 
-    def part(self, lines: Sequence[Instruction]) -> Part:
+    def part(self, lines: Sequence[Instruction]) -> PartInUnits:
         units = self._units(lines)
         written: dict[Hashable, int] = {}
         read: dict[Hashable, set[int]] = {}
@@ -124,7 +124,7 @@ class _Reader:
                 read.setdefault(one, set()).add(k)
             before.append(frozenset(mine - {k}))
         free = [k for k, unit in enumerate(units) if len(unit) == 1 and self._free(unit[0])]
-        return Part(tuple(units), tuple(before), frozenset(free))
+        return PartInUnits(tuple(units), tuple(before), frozenset(free))
 
     def _units(self, lines: Sequence[Instruction]) -> list[tuple[Instruction, ...]]:
         """Single instructions and drops; a short run stays with those that are part of it."""

@@ -26,12 +26,14 @@ TIME_LIMIT = 3.0
 _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
 _FEW = 500
-"""So few are placed in other orders too in no time."""
+"""So few are placed by OmniMalloc alone, and in other orders in no time where it cannot."""
 _STARTS = 2
 """Keys that skylines are searched around."""
 _SEARCH_SHARE = 0.4
 """Of the time left, for OmniMalloc, where boxes are not few; it may take longer. The rest is for skylines."""
-_MARGIN = 0.03
+_GREEDY_SHARE = 0.5
+"""Of OmniMalloc's time at most, for its own greedy placements."""
+_MARGIN = 0.05
 """Of the time limit: a search ends so much before it, and what comes after it inside."""
 _MOST_BYTES = 1 << 62
 
@@ -116,7 +118,8 @@ class _Search:
             greedy = self.greedy()
             self.skylines(list(KEYS))
             if len(self.boxes) <= _FEW:
-                self.other_orders()
+                if self.boxes.has_pins or self.left <= 0:
+                    self.other_orders()
                 self.omnimalloc(1.0)
             else:
                 self.omnimalloc(_SEARCH_SHARE)
@@ -187,8 +190,7 @@ class _Search:
             self.take(offsets, "OmniMalloc", proven)
             return
         few, cores = len(self.boxes) <= _FEW, min(_cores(), len(SEARCHED))
-        if few:
-            self.take(solver.greedy(seconds, cores), "OmniMalloc")
+        self.take(solver.greedy(_GREEDY_SHARE * seconds, cores), "OmniMalloc")
         self.proven |= search_again(
             solver,
             [SEARCHED[k : k + cores] for k in range(0, len(SEARCHED), cores)],

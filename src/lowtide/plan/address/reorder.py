@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from lowtide.graph import Graph
 from lowtide.plan.address.allocations import program_allocations
@@ -25,7 +26,7 @@ from lowtide.plan.address.place import place
 from lowtide.plan.address.skyline import skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock
 from lowtide.plan.program.copy_lanes import Link
-from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.simulate import simulate
 
 __all__ = ["InOrder", "OrderedStep", "place_in_any_order"]
@@ -37,6 +38,8 @@ _EXACT = 40
 _EXACT_SECONDS = 0.05
 _WORSE = 0.1
 """How often the walk goes to an order that is worse, so that it does not end in the first valley."""
+_HOT = 0.5
+"""How often an instruction is moved that uses what is live at the peak."""
 _PATIENCE = 20
 """The walk goes back to the best order after so many others, and one for each instruction that can move."""
 _FIRST_SHARE, _WALK_SHARE = 0.4, 0.6
@@ -129,6 +132,8 @@ class _Walk:
         self.peak = peak_bytes(rows)
         self.time = step.time(step.program)
         self.key = self.best = self._height(rows)
+        self.users = self._users()
+        self.hot = self._at_peak(rows)
         self.since = 0
         """Orders since the best was found, or begun at again."""
 
@@ -149,7 +154,8 @@ class _Walk:
         looked = 0
         self._look(self.order)  # the given order, with drops as early as they can be
         while movable and time.perf_counter() < self.deadline and (most is None or looked < most):
-            n, k = self.draw.choice(movable)
+            hot = self.hot if self.draw.random() < _HOT else []
+            n, k = self.draw.choice(hot or movable)
             low, count = self._room(n, k)
             if count > 1:
                 self._look(self._elsewhere(n, k, low + self.draw.randrange(count)))
@@ -162,6 +168,27 @@ class _Walk:
         self.since += 1
         if self.since > _PATIENCE + movable:
             self.order, self.key, self.since = self.best_order, self.best, 0
+            self.hot = self._at_peak(self.step.allocations(self.program(self.order), self.alignment))
+
+    def _users(self) -> dict[int, list[tuple[int, int]]]:
+        """By tensor the movable units whose operators read or write it, each with its part."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for n, part in enumerate(self.parts):
+            for k in part.movable:
+                ops = [self.step.graph.ops[line.op] for line in part.units[k] if isinstance(line, Run)]
+                for t in {t for op in ops for t in (*op.inputs, *op.outputs)}:
+                    found.setdefault(t, []).append((n, k))
+        return found
+
+    def _at_peak(self, rows: Sequence[Allocation]) -> list[tuple[int, int]]:
+        """Units that use what is live when the most is: moving them may lower the peak."""
+        change = np.zeros(max((row.death for row in rows), default=0) + 1, np.int64)
+        for row in rows:
+            change[row.birth] += row.bytes
+            change[row.death] -= row.bytes
+        peak = int(np.cumsum(change).argmax())
+        live = {t for row in rows if row.birth <= peak < row.death and len(row.at) == 1 for t in row.tensors}
+        return sorted({unit for t in live for unit in self.users.get(t, ())})
 
     def _room(self, n: int, k: int) -> tuple[int, int]:
         """The first place that a unit may go to, and how many there are, without it in the order."""
@@ -191,6 +218,7 @@ class _Walk:
         key = self._height(rows, None if anyway else self.key[0])
         if anyway or key <= self.key:
             self.order, self.key = order, key
+            self.hot = self._at_peak(rows)
         if free and key < self.best:
             self.best, self.best_order = key, order
             self.since = 0

@@ -109,15 +109,17 @@ def search_again(
 
     ``orders`` are those that are tried at once, group after group. ``heights`` are the lower bound and the
     best height so far; ``take`` gets each placement and gives its height. ``deadline`` is that of
-    perf_counter; ``pace`` is what a node takes in seconds, roughly, where there are so many
-    boxes that a search may look at the clock too late.
+    perf_counter; ``pace`` is what a node takes in seconds, roughly, where there are so many boxes that
+    a search may look at the clock too late.
     """
     state = _Again(solver, take, heights, deadline, pace)
     if boxes <= _FEW:
         state.tried(state.best, tuple(orders[0]), None, _PROOF_SHARE * (deadline - time.perf_counter()))
-    for at_bound, between in _rounds(max(_FIRST_NODES, boxes + boxes // 4)):
+    for at_bound, between in _rounds(max(_FIRST_NODES, 2 * boxes if pace else boxes * 5 // 4)):
         for group in orders:
             state.tried(state.low + 1, tuple(group), at_bound)
+            if at_bound != between:  # no longer quick: neither waits for the other's whole round
+                state.between(tuple(group), between)
         for group in orders:
             state.between(tuple(group), between)
         if state.over:
