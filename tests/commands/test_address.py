@@ -1,18 +1,26 @@
 """``lowtide address``: documents, plans and tables of allocations."""
 
 import json
+import random
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from lowtide.documents import read_document
+from lowtide.documents import encode_document, read_document
 from lowtide.formats import csvfile, megengine
 from lowtide.formats.registry import read_file
 from lowtide.plan.address.types import AddressPlan
-from lowtide.plan.check.addresses import check_addresses
+from lowtide.plan.check.addresses import check_addresses, check_storages
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.instructions import Send
+from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.reordered import reordered
 from tests.commands.refusal import refused
 from tests.commands.test_commands import run
 from tests.conftest import document_path
+from tests.plan.address.test_reorder import HOLE, in_turn, step_of
+from tests.planning import plan_for
+from tests.wild_steps import planned, wild_step
 
 DOCUMENTS = {number: document_path(number) for number in ("000", "001", "003")}
 TABLE = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n"
@@ -181,3 +189,48 @@ def test_a_damaged_plan_is_refused_before_it_is_placed(tmp_path, capsys):
 
 def test_a_time_limit_that_is_no_number_is_refused(table, capsys):
     assert "is a number of seconds" in refused("address", table, "--time-limit", "nan", capsys=capsys)
+
+
+def test_a_plan_is_reordered_where_that_takes_less(tmp_path):
+    """The arena, the plan that is written, and what is said of it; see tests/plan/address/test_reorder.py."""
+    graph, _ = step_of(HOLE)
+    costs = Costs((1.0,) * len(graph.ops), (), "imported")
+    plan = plan_for(graph, costs, 10**6, time_limit=0.05)
+    source, out, addresses = (tmp_path / name for name in ("plan.json", "out.json", "addresses.json"))
+    given = reordered(plan, in_turn(graph, range(len(graph.ops))))
+    source.write_bytes(encode_document(given))
+    view = view_of(source, "--align", 1, "--reorder", out, "-o", addresses, "--time-limit", 2)
+    assert (view["in_given_order_bytes"], view["arena_bytes"]) == (12, 11)
+    assert view["moved"] > 0
+    new = read_document(out, Plan)
+    assert json.loads(run("check", str(out), "--json").stdout)["checked"]
+    assert new.program != given.program
+    assert new.predicted.peak_bytes <= given.predicted.peak_bytes
+    assert new.predicted.seconds == given.predicted.seconds
+    placed = read_document(addresses, AddressPlan).allocations
+    check_storages(placed, new.graph, new.program, workspace_bytes=new.workspace_bytes, able=new.able)
+    again = str(tmp_path / "again.json")
+    said = run("address", str(source), "--align", "1", "--reorder", again, "--time-limit", "2").stdout
+    assert "elsewhere, which takes 1 B less than the 12 B as given" in said
+    best = view_of(out, "--align", 1, "--reorder", tmp_path / "best.json", "--time-limit", 0.2)
+    assert (best["moved"], best["arena_bytes"]) == (0, 11)
+    assert read_document(tmp_path / "best.json", Plan) == new
+
+
+@pytest.mark.parametrize("seed", [9, 16, 23])
+def test_plans_with_copies_are_reordered_into_valid_plans(seed, tmp_path):
+    step = wild_step(seed)
+    plan = planned(seed, step, random.Random(seed))
+    assert any(isinstance(line, Send) for line in plan.program.instructions)
+    source, out = tmp_path / "plan.json", tmp_path / "out.json"
+    source.write_bytes(encode_document(plan))
+    view_of(source, "--align", 1, "--reorder", out, "--time-limit", 0.3)
+    new = read_document(out, Plan)
+    assert json.loads(run("check", str(out), "--json").stdout)["checked"]
+    assert new.predicted.peak_bytes <= plan.predicted.peak_bytes
+    assert new.predicted.seconds <= plan.predicted.seconds * (1 + 1e-9)
+
+
+def test_only_plans_are_reordered(table, tmp_path, capsys):
+    assert "--reorder is for plans" in refused("address", table, "--reorder", tmp_path / "x", capsys=capsys)
+    assert not (tmp_path / "x").exists()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,13 @@ from lowtide.graph import Graph
 from lowtide.plan.address.allocations import graph_allocations, program_allocations
 from lowtide.plan.address.names import names_of
 from lowtide.plan.address.place import TIME_LIMIT, place
+from lowtide.plan.address.reorder import OrderedStep, place_in_any_order
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Purpose
 from lowtide.plan.check.addresses import check_addresses, check_storages
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES
 from lowtide.plan.request import Limits
 from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.reordered import reordered
 from lowtide.plan.result.validate import check_plan
 from lowtide.printable import printable
 from lowtide.report.addresses import told_addresses
@@ -52,6 +55,10 @@ class _Source:
     alignment: int
     step: Step | None = None
     plan: Plan | None = None
+    moved: int | None = None
+    """Instructions that run elsewhere than in the file; None where no other order was looked for."""
+    other_bytes: int | None = None
+    """The arena of the order in the file."""
 
 
 @click.command(short_help="Find an address for every allocation.")
@@ -67,6 +74,11 @@ class _Source:
     type=click.IntRange(1, 1 << 30),
     metavar="BYTES",
     help="Offsets are multiples of it [512 on a GPU, 64 on a host, 1 of a CSV].",
+)
+@click.option(
+    "--reorder",
+    metavar="OUT",
+    help="Change the order of a PLAN's independent instructions where that takes less, and write that plan.",
 )
 @click.option("--pinned", is_flag=True, help="Rows of a CSV that have an offset keep it.")
 @click.option(
@@ -84,6 +96,7 @@ def address(
     profile: str | None,
     output: str | None,
     align: int | None,
+    reorder: str | None,
     pinned: bool,
     time_limit: float,
     as_json: bool,
@@ -94,7 +107,7 @@ def address(
     written; CSV has the columns id,lower,upper,size. Parameters and inputs are not part of the arena. The
     result is checked by code that shares nothing with what finds it.
     """
-    check_outputs(table_file, svg, profile, output, inputs=[file])
+    check_outputs(table_file, svg, profile, output, reorder, inputs=[file])
     limits = Limits(time_limit)
     source = _read(file, align, pinned)
     if profile is not None and source.step is None:
@@ -102,18 +115,26 @@ def address(
             f"{printable(file)}: a MegEngine profile runs every operator once, and a plan may run it again; "
             "write a plan with --csv or -o"
         )
+    if reorder is not None and source.plan is None:
+        raise click.UsageError(
+            "--reorder is for plans; make one with `lowtide plan FILE --budget ... -o PLAN`"
+        )
     progress = None if as_json or not sys.stderr.isatty() else _Progress()
-    found = place(
-        source.allocations,
-        alignment=source.alignment,
-        clock=EventClock.INSTRUCTION if source.plan is not None else EventClock.OPERATOR,
-        time_limit=limits.time_limit,
-        progress=progress,
-    )
+    if reorder is not None:
+        found, source = _in_any_order(source, limits.time_limit, progress)
+    else:
+        found = place(
+            source.allocations,
+            alignment=source.alignment,
+            clock=EventClock.INSTRUCTION if source.plan is not None else EventClock.OPERATOR,
+            time_limit=limits.time_limit,
+            progress=progress,
+        )
     if progress is not None:
         progress.clear()
     _check(found, source)
-    files = _files(found, source, {"csv": table_file, "svg": svg, "megengine": profile, "json": output})
+    wanted = {"csv": table_file, "svg": svg, "megengine": profile, "json": output, "plan": reorder}
+    files = _files(found, source, wanted)
     write_together(files)
     if as_json:
         print_json(_view(found, source))
@@ -121,6 +142,24 @@ def address(
     say("\n".join(told_addresses(_view(found, source))))
     for name, _ in files:
         say(f"Wrote {printable(name)}")
+
+
+def _in_any_order(
+    source: _Source, time_limit: float, progress: Callable[[str], None] | None
+) -> tuple[AddressPlan, _Source]:
+    """Addresses for the order that takes least, and the plan in that order."""
+    plan = source.plan
+    assert plan is not None
+    step = OrderedStep(plan.graph, plan.program, plan.workspace_bytes, plan.seconds, plan.short, plan.link)
+    found = place_in_any_order(step, alignment=source.alignment, time_limit=time_limit, progress=progress)
+    new = reordered(plan, found.program) if found.moved else plan
+    return found.addresses, dataclasses.replace(
+        source,
+        allocations=found.addresses.allocations,
+        plan=new,
+        moved=found.moved,
+        other_bytes=found.given_bytes,
+    )
 
 
 def _read(file: str, align: int | None, pinned: bool) -> _Source:
@@ -194,6 +233,8 @@ def _view(found: AddressPlan, source: _Source) -> dict[str, Any]:
         "optimal": found.optimal,
         "total_bytes": total,
         "budget_bytes": None if plan is None else plan.budget_bytes,
+        "moved": source.moved,
+        "in_given_order_bytes": source.other_bytes,
         "solve_seconds": found.solve_seconds,
         "checked": True,
     }
@@ -232,6 +273,8 @@ def _files(found: AddressPlan, source: _Source, wanted: dict[str, str | None]) -
         made.append((wanted["megengine"], megengine.write(source.step, arena).data))
     if wanted["json"] is not None:
         made.append((wanted["json"], encode_document(found)))
+    if wanted["plan"] is not None and source.plan is not None:
+        made.append((wanted["plan"], encode_document(source.plan)))
     return made
 
 

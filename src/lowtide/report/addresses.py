@@ -25,7 +25,18 @@ def told_addresses(view: dict[str, Any]) -> Iterator[str]:
         kept = "inside" if view["total_bytes"] <= view["budget_bytes"] else "more than"
         budget = format_bytes(view["budget_bytes"])
         yield f"  with leaves {format_bytes(view['total_bytes'])}, {kept} the budget of {budget}"
+    if view["moved"] is not None:
+        yield f"  order       {_order(view)}"
     yield f"  found by {view['method']} in {format_seconds(view['solve_seconds'])}; checked"
+
+
+def _order(view: dict[str, Any]) -> str:
+    if not view["moved"]:
+        return "as given: no other order was found that takes less"
+    before, moved = view["in_given_order_bytes"], view["moved"]
+    less = format_bytes(before - view["arena_bytes"])
+    what = "instruction runs" if moved == 1 else "instructions run"
+    return f"{moved:,} {what} elsewhere, which takes {less} less than the {format_bytes(before)} as given"
 
 
 def _greedy(view: dict[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Places of allocations: valid, no lower than what is live, no higher than greedy, and optimal where that is known."""
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from lowtide.errors import FormatError, PlanError
 from lowtide.plan.address import place as placing
 from lowtide.plan.address.boxes import boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
+from lowtide.plan.address.noisy_skyline import search_around
 from lowtide.plan.address.place import place
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock
@@ -139,6 +142,36 @@ def test_a_placement_that_is_no_better_is_left(seed):
         height = boxes.height(way(None))
         assert way(height) is None or not len(boxes)
         assert np.array_equal(way(height + 1), way(None))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_skylines_around_good_keys_get_lower_and_stay_valid(seed):
+    asked = [replace(one, bytes=one.bytes + k) for k, one in enumerate(random_allocations(seed, 60))]
+    boxes = boxes_of(asked, 1)
+    keys = weights(boxes, "lifetime")
+    first = boxes.height(skyline(boxes, keys))
+    taken = []
+
+    def take(offsets):
+        rows = [_Row(asked[k], int(at)) for k, at in zip(boxes.source, offsets, strict=True)]
+        assert not overlaps(rows)
+        taken.append(boxes.height(offsets))
+        return taken[-1]
+
+    least = search_around(boxes, [keys], take, first, deadline=time.perf_counter() + 60.0, most=30)
+    assert least == min([first, *taken])
+    assert sorted({first, *taken}, reverse=True) == [first, *taken]
+    assert least >= boxes.bound
+    assert search_around(boxes, [keys], take, first, deadline=time.perf_counter() - 1.0) == first
+
+
+def test_more_than_few_allocations_are_searched_by_skylines_too(monkeypatch):
+    monkeypatch.setattr(placing, "_FEW", 3)
+    for seed in range(6):
+        asked = random_allocations(seed, 30)
+        found = place(asked, time_limit=0.1)
+        assert not overlaps(found.allocations)
+        assert found.arena_bytes <= found.greedy_bytes
 
 
 def test_pairs_that_overlap_in_time_are_counted():

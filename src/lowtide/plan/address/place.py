@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,10 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
-from lowtide.plan.address.omnimalloc_search import BETTER, OPTIMAL, preparation_seconds, search
+from lowtide.plan.address.noisy_skyline import search_around
+from lowtide.plan.address.omnimalloc_search import ORDERS as SEARCHED
+from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, seconds_per_node, solver_of
+from lowtide.plan.address.restarts import search_again
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock, Placed
 
@@ -22,7 +26,15 @@ TIME_LIMIT = 3.0
 _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
 _FEW = 500
-"""So few are placed in other orders too in no time, even after the search has had all of its own."""
+"""So few are placed by OmniMalloc alone, and in other orders in no time where it cannot."""
+_STARTS = 2
+"""Keys that skylines are searched around."""
+_SEARCH_SHARE = 0.4
+"""Of the time left, for OmniMalloc, where boxes are not few; it may take longer. The rest is for skylines."""
+_GREEDY_SHARE = 0.5
+"""Of OmniMalloc's time at most, for its own greedy placements."""
+_MARGIN = 0.05
+"""Of the time limit: a search ends so much before it, and what comes after it inside."""
 _MOST_BYTES = 1 << 62
 
 
@@ -42,7 +54,7 @@ def place(
     began = time.perf_counter()
     _refuse(allocations, alignment)
     boxes = boxes_of(allocations, alignment)
-    best = _Search(boxes, began + time_limit, progress or _silent)
+    best = _Search(boxes, began + (1 - _MARGIN) * time_limit, progress or _silent)
     greedy = best.run()
     where = np.array([one.pinned or 0 for one in allocations], np.int64)
     if best.offsets is not None:
@@ -76,6 +88,8 @@ class _Search:
         self.boxes, self.deadline, self.progress = boxes, deadline, progress
         self.offsets: Ints | None = None
         self.height: int | None = None
+        self.by_key: dict[str, int] = {}
+        """The height of the skyline by each key, where it was finished."""
         self.method = ""
         self.proven = False
 
@@ -103,10 +117,15 @@ class _Search:
         if len(self.boxes) <= _MANY:
             greedy = self.greedy()
             self.skylines(list(KEYS))
-            self.omnimalloc(((OPTIMAL, 0.7), (BETTER, 1.0)))
-            self.other_orders()
+            if len(self.boxes) <= _FEW:
+                if self.boxes.has_pins or self.left <= 0:
+                    self.other_orders()
+                self.omnimalloc(1.0)
+            else:
+                self.omnimalloc(_SEARCH_SHARE)
+                self.noisy_skylines()
             return greedy
-        self.omnimalloc(((OPTIMAL, 1.0),))
+        self.omnimalloc(1.0)
         self.skylines(list(KEYS)[:1], at_least=1)
         return self.height or 0 if self.proven else self.greedy()
 
@@ -130,26 +149,74 @@ class _Search:
             if self.proven or (self.left <= 0 and number >= at_least):
                 break
             self.progress(f"from the ground up, by {key}")
-            self.take(skyline(self.boxes, weights(self.boxes, key), self.height), f"skyline by {key}")
+            stop = self.height if len(self.boxes) > _MANY else None
+            offsets = skyline(self.boxes, weights(self.boxes, key), stop)
+            if offsets is not None:
+                self.by_key[key] = self.boxes.height(offsets)
+            self.take(offsets, f"skyline by {key}")
 
-    def omnimalloc(self, ways: Sequence[tuple[int, float]]) -> None:
-        """In several ways, each for a share of the time left, if preparing it leaves time for a search."""
-        reserve = preparation_seconds(self.boxes)
-        for threads, share in ways:
-            seconds = self.left * share - reserve
-            if self.proven or seconds <= 0.1 * reserve:
-                break
-            self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
-            offsets, proven = search(self.boxes, seconds, threads)
+    def noisy_skylines(self) -> None:
+        """Skylines by the best keys, changed a little."""
+        if self.proven or self.boxes.has_pins or self.left <= 0 or self.height is None:
+            return
+        best = sorted(self.by_key, key=self.by_key.__getitem__)[:_STARTS]
+        if not best:
+            return
+        self.progress(f"from the ground up, by keys around {best[0]}")
+        search_around(
+            self.boxes,
+            [weights(self.boxes, key) for key in best],
+            lambda offsets: self._found(offsets, f"skyline around {best[0]}"),
+            self.height,
+            deadline=self.deadline,
+        )
+
+    def worth_searching(self, seconds: float) -> bool:
+        """Whether OmniMalloc has time to place every box twice once it is prepared."""
+        if self.boxes.has_pins:
+            return seconds > 1.1 * preparation_seconds(self.boxes)
+        return seconds > preparation_seconds(self.boxes) + 2 * len(self.boxes) * seconds_per_node(self.boxes)
+
+    def omnimalloc(self, share: float) -> None:
+        """OmniMalloc's search for a share of the time left, if that is long enough."""
+        seconds = share * self.left
+        if self.proven or not len(self.boxes) or not self.worth_searching(seconds):
+            return
+        deadline = time.perf_counter() + seconds
+        self.progress(f"OmniMalloc: searching for {seconds:.1f} s")
+        solver = None if self.boxes.has_pins else solver_of(self.boxes)
+        if solver is None:
+            offsets, proven = search(self.boxes, seconds - preparation_seconds(self.boxes))
             self.take(offsets, "OmniMalloc", proven)
+            return
+        few, cores = len(self.boxes) <= _FEW, min(_cores(), len(SEARCHED))
+        self.take(solver.greedy(_GREEDY_SHARE * seconds, cores), "OmniMalloc")
+        self.proven |= search_again(
+            solver,
+            [SEARCHED[k : k + cores] for k in range(0, len(SEARCHED), cores)],
+            lambda offsets: self._found(offsets, "OmniMalloc"),
+            (self.boxes.bound, self.height if self.height is not None else _MOST_BYTES),
+            deadline=deadline,
+            boxes=len(self.boxes),
+            pace=0.0 if few else seconds_per_node(self.boxes),
+        )
+
+    def _found(self, offsets: Ints, method: str) -> int:
+        self.take(offsets, method)
+        self.progress(f"{method}: {self.boxes.bound / (self.height or 1):.2%}, {self.left:.1f} s left")
+        return self.boxes.height(offsets)
 
     def other_orders(self) -> None:
         """Greedy placement in other orders."""
         for order in ORDERS:
-            if self.proven or (len(self.boxes) > _FEW and self.left <= 0):
-                break
-            if order != "size":
+            if order != "size" and not self.proven:
                 self.take(first_fit(self.boxes, order, stop=self.height), f"greedy by {order}")
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
 def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lowtide.plan.address.boxes import Boxes, Ints
 
-__all__ = ["KEYS", "skyline", "weights"]
+__all__ = ["KEYS", "Weights", "skyline", "weights"]
 
 KEYS: dict[str, tuple[float, float]] = {
     "lifetime": (1.0, 0.0),
