@@ -1,13 +1,19 @@
 """How far gradients of fused kernels are from float64, beside eager PyTorch and torch.compile.
 
-    python benchmarks/fused_rounding.py [--device cpu] [--batches 4] [--budgets 100%,60%,40%] [--out FILE] [STEP ...]
+    python benchmarks/fused_rounding.py [--device cpu] [--batches 16] [--budgets 100%,60%,40%] [--layout WAY]
+                                        [--out FILE] [STEP ...]
 
 STEP is an address of the zoo; `/autocast` behind it runs it under autocast to bfloat16, `/bfloat16` all of it in
 bfloat16. All of the zoo with small sizes by default. BatchNorms train, dropout does not: float64 would draw other masks. A
-step whose budget is too small gets the smallest one that is known to do. A distance is the norm of a gradient's difference from
-that of the same step in float64, over the norm of the latter; the largest of all parameters counts, and of several
-batches the quadratic mean. Each step runs in a process of its own. Left out are gradients that are zero in exact arithmetic, as of a bias in front of a BatchNorm.
-Prints a table; with --out it is stored too.
+step whose budget is too small gets the smallest one that is known to do. `--layout channels-last` or `kept` has convolutions
+run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own.
+
+A distance is the norm of a gradient's difference from that of the same step in float64, over the norm of the latter; the
+largest of all parameters counts. One batch says little: a ReLU or a maximum that tips is seen in every gradient before it,
+and a gradient whose terms nearly cancel is far by chance. So all figures are geometric means over several batches, and
+ratios are those of the same batch, with the standard error of their mean behind +-. "Of all gradients" is the geometric mean
+of the ratio of every gradient, "at most" the largest of one gradient, both over the batches. Left out are gradients that
+are zero in exact arithmetic, as of a bias in front of a BatchNorm. Prints a table; with --out it is stored too.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -30,13 +37,17 @@ from torch import Tensor, nn
 import lowtide
 from lowtide import zoo
 from lowtide.errors import InfeasibleError
+from lowtide.execute.kernels import layout, ways
 from lowtide.files import write_atomically
 from plain import machine
 
 Gradients = dict[str, Tensor]
-VALUED = ("--device", "--batches", "--budgets", "--time-limit")
+Distances = dict[str, float]
+VALUED = ("--device", "--batches", "--budgets", "--time-limit", "--layout")
 NOTHING = 1e-10
 """A gradient whose norm is so small a part of the largest one's is zero in exact arithmetic."""
+EXACT = 1e-9
+"""What is closer is as good as exact: less than a rounding of float32."""
 WIDER = {"gpt2": "gpt2:batch=4,layers=2,width=32,heads=4,length=64,vocab=2048"}
 """Sizes where budgets take tiles: those that are small in the zoo do not."""
 WRONG = 1000
@@ -110,20 +121,46 @@ def distances(found: Gradients, exact: Gradients) -> dict[str, float]:
     """Of each gradient, as a share of its norm."""
     norms = {name: float(value.norm()) for name, value in exact.items()}
     least = NOTHING * max(norms.values())
-    return {k: float((found[k] - exact[k]).norm()) / norms[k] for k in exact if norms[k] > least}
+    return {k: max(float((found[k] - exact[k]).norm()) / norms[k], EXACT) for k in exact if norms[k] > least}
 
 
-def measured(step: Callable[..., Tensor], case: Case) -> tuple[float, dict[str, float], list[Gradients]]:
-    """The distance of a step, that of each gradient, and the gradients."""
+def measured(step: Callable[..., Tensor], case: Case) -> tuple[list[Distances], list[Gradients]]:
+    """The distance of each gradient, batch by batch, and the gradients."""
     found = [gradients(step, case.model, batch) for batch in case.batches]
-    each = [distances(one, exact) for one, exact in zip(found, case.exact, strict=True)]
-    names = {name: mean([one[name] for one in each if name in one]) for name in each[0]}
-    return mean([max(one.values()) for one in each]), names, found
+    return [distances(one, exact) for one, exact in zip(found, case.exact, strict=True)], found
 
 
-def mean(values: Sequence[float]) -> float:
-    """The quadratic mean."""
-    return math.sqrt(sum(value * value for value in values) / len(values))
+def furthest(each: Sequence[Distances]) -> float:
+    """The distance of the furthest gradient: the geometric mean over batches."""
+    return math.exp(statistics.fmean(math.log(max(one.values())) for one in each))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as far as another way gradients are."""
+
+    value: float
+    error: float
+    """The standard error of its logarithm."""
+    all: float
+    most: float
+    which: str
+
+    def __str__(self) -> str:
+        """As columns of the table."""
+        return f"{self.value:.3f} ± {self.error * self.value:.3f} | {self.all:.3f} | {self.most:.3f} `{self.which}`"
+
+
+def ratio(ours: Sequence[Distances], rival: Sequence[Distances]) -> Ratio:
+    """Of the same batches, one by one."""
+    pairs = list(zip(ours, rival, strict=True))
+    logs = [math.log(max(a.values()) / max(b.values())) for a, b in pairs]
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    names = [name for name in ours[0] if all(name in a and name in b for a, b in pairs)]
+    each = {name: statistics.fmean(math.log(a[name] / b[name]) for a, b in pairs) for name in names}
+    which = max(each, key=lambda name: each[name])
+    value, everything = (math.exp(statistics.fmean(one)) for one in (logs, each.values()))
+    return Ratio(value, error, everything, math.exp(each[which]), which)
 
 
 def same(some: Sequence[Gradients], others: Sequence[Gradients]) -> bool:
@@ -135,19 +172,19 @@ def same(some: Sequence[Gradients], others: Sequence[Gradients]) -> bool:
 
 def rows(case: Case, budgets: Sequence[str], time_limit: float, *, detail: bool) -> Any:
     """The rows of one step."""
-    eager, of_eager, _ = measured(case.loss, case)
+    eager, _ = measured(case.loss, case)
     torch._dynamo.reset()
     began = time.perf_counter()
-    rival, of_rival, _ = measured(torch.compile(case.loss, dynamic=False), case)
+    rival, _ = measured(torch.compile(case.loss, dynamic=False), case)
     took = time.perf_counter() - began
-    yield row(case.name, "torch.compile", (rival, rival, 1.0, ""), f"{took:.0f} s")
-    if rival > WRONG * eager:
+    yield row(case.name, "torch.compile", rival, None, f"{took:.0f} s")
+    if furthest(rival) > WRONG * furthest(eager):
         torch._dynamo.reset()
         with torch._inductor.config.patch(layout_optimization=False):
-            rival, of_rival, _ = measured(torch.compile(case.loss, dynamic=False), case)
+            rival, _ = measured(torch.compile(case.loss, dynamic=False), case)
         told = "the one above gives wrong gradients; ratios below are to this one"
-        yield row(case.name, "torch.compile, layouts kept", (rival, rival, 1.0, ""), told)
-    yield row(case.name, "eager", (eager, rival, *furthest(of_eager, of_rival)), "")
+        yield row(case.name, "torch.compile, layouts kept", rival, None, told)
+    yield row(case.name, "eager", eager, rival, "")
     first: list[Gradients] | None = None
     for budget in budgets:
         torch._dynamo.reset()
@@ -155,25 +192,22 @@ def rows(case: Case, budgets: Sequence[str], time_limit: float, *, detail: bool)
         try:
             step = fitted(case, budget, time_limit)
         except lowtide.LowtideError as error:
-            yield f"| {case.name} | fused, {budget} | {str(error).splitlines()[0]} | | |"
+            yield f"| `{case.name}` | fused, {budget} | {str(error).splitlines()[0]} | | | | |"
             continue
         decisions, plan = step.plan.decisions, step.plan
-        ours, of_ours, found = measured(step, case)
+        ours, found = measured(step, case)
         told = f"{plan.predicted.peak_bytes / 2**20:.2f} MiB, {decisions.tiles} tiles, {decisions.recomputed} recomputed"
+        told += f", {'channels-last' if True in CHOSEN else 'layout kept'}" if CHOSEN else ""
         if not decisions.tiles:
             told += "" if first is None else f", {'same bits' if same(found, first) else 'OTHER BITS'}"
             first = first or found
-        yield row(
-            case.name,
-            f"fused, {budget}",
-            (ours, rival, *furthest(of_ours, of_rival)),
-            f"{told}; {time.perf_counter() - began:.0f} s",
-        )
+        yield row(case.name, f"fused, {budget}", ours, rival, f"{told}; {time.perf_counter() - began:.0f} s")
         if detail:
-            worst = sorted(of_ours, key=lambda name: -of_ours[name])[:8]
-            worst += sorted(of_ours, key=lambda name: -of_ours[name] / max(of_rival[name], 1e-30))[:8]
-            for name in worst:
-                yield f"    {name}: {of_ours[name]:.2e}, torch.compile {of_rival[name]:.2e}, {of_ours[name] / of_rival[name]:.3f}"
+            for name in ours[0]:
+                both = [
+                    math.exp(statistics.fmean(math.log(one[name]) for one in each)) for each in (ours, rival)
+                ]
+                yield f"    {name}: {both[0]:.2e}, torch.compile {both[1]:.2e}, {both[0] / both[1]:.3f}"
 
 
 def fitted(case: Case, budget: str, time_limit: float) -> lowtide.Fitted:
@@ -186,19 +220,33 @@ def fitted(case: Case, budget: str, time_limit: float) -> lowtide.Fitted:
         return lowtide.fit(case.loss, case.model, *case.batches[0], budget=error.smallest_budget, **options)
 
 
-def furthest(ours: dict[str, float], rival: dict[str, float]) -> tuple[float, str]:
-    """The largest ratio of a gradient's two distances, and which gradient that is."""
-    return max((ours[name] / max(rival[name], 1e-30), name) for name in ours)
+def row(name: str, way: str, ours: Sequence[Distances], rival: Sequence[Distances] | None, told: str) -> str:
+    against = "1 | 1 | 1" if rival is None else str(ratio(ours, rival))
+    return f"| `{name}` | {way} | {furthest(ours):.2e} | {against} | {told} |"
 
 
-def row(name: str, way: str, found: tuple[float, float, float, str], told: str) -> str:
-    distance, rival, most, where = found
-    which = f"{most:.3f} `{where}`" if where else f"{most:.3f}"
-    return f"| `{name}` | {way} | {distance:.2e} | {distance / rival:.3f} | {which} | {told} |"
+CHOSEN: list[bool] = []
+"""Whether convolutions run channels-last, where that was asked."""
+
+
+def lay_out(way: str) -> None:
+    """Have convolutions run in a layout, or in the one that is measured to be faster, and note which."""
+    measure = layout.in_faster_layout
+
+    def laid_out(module: Any, arguments: Any, layouts: Any, seconds: float) -> Any:
+        if way == "faster":
+            changed = measure(module, arguments, layouts, seconds)
+        else:
+            changed = layout.in_layout(module, arguments, layouts, channels_last=way == "channels-last")
+        CHOSEN[:] = [changed is not module]
+        return changed
+
+    ways.in_faster_layout = laid_out  # type: ignore[assignment]
 
 
 def of_step(asked: str, chosen: Any) -> Any:
     """The rows of an address."""
+    lay_out(chosen.layout)
     case = prepared(asked, chosen.device, chosen.batches)
     yield from rows(case, chosen.budgets.split(","), chosen.time_limit, detail=chosen.detail)
 
@@ -209,22 +257,25 @@ def alone(asked: str, chosen: Any) -> list[str]:
     call = [sys.executable, "-W", "ignore", __file__, *words, asked]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith(("| `", "    "))]
-    return found if not done.returncode else [*found, f"| `{asked}` | ended with {done.returncode} | | | | |"]
+    return (
+        found if not done.returncode else [*found, f"| `{asked}` | ended with {done.returncode} | | | | | |"]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=16)
     parser.add_argument("--budgets", default="100%,60%,40%")
     parser.add_argument("--time-limit", type=float, default=1.0)
-    parser.add_argument("--detail", action="store_true", help="print the gradients that are furthest")
+    parser.add_argument("--layout", choices=("faster", "channels-last", "kept"), default="faster")
+    parser.add_argument("--detail", action="store_true", help="print every gradient")
     parser.add_argument("--out", type=Path)
     parser.add_argument("steps", nargs="*", metavar="STEP")
     chosen = parser.parse_args()
     lines = [
-        "| step | way | distance | of torch.compile's | of any gradient at most | |",
-        "| --- | --- | ---: | ---: | --- | --- |",
+        "| step | way | distance | of torch.compile's | of all gradients | at most | |",
+        "| --- | --- | ---: | ---: | ---: | --- | --- |",
     ]
     print("\n".join(lines), flush=True)
     steps = chosen.steps or defaults()

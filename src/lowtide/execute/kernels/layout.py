@@ -1,8 +1,9 @@
 """Decides by measurement whether the convolutions of a step run channels-last.
 
 Each operator whose arguments lie in memory otherwise in one of the two ways is timed, forward and backward,
-with conversions among them; equal ones once. Nothing of the step itself runs. Times are kept in the cache of
-costs: where all could be measured, the same step is laid out the same way the next time.
+with conversions among them; equal ones once. On a CPU their rounding is measured too. Nothing of the step
+itself runs. Times are kept in the cache of costs: where all could be measured, the same step is laid out the
+same way the next time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.execute.kernels.timed_calls import CallTimer, calls_of
+from lowtide.execute.kernels.rounding import rounds_as_well
+from lowtide.execute.kernels.timed_calls import CallTimer, parts_of
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
 from lowtide.trace.groups.channels_last import in_channels_last
 from lowtide.trace.groups.functions import values_of
@@ -30,7 +32,8 @@ def in_faster_layout(
 ) -> fx.GraphModule:
     """The function, or the same with convolutions channels-last, whichever is measured to be faster.
 
-    What is not measured after so many ``seconds`` is taken to be equally fast.
+    What is not measured after so many ``seconds`` is taken to be equally fast. On a CPU gradients must not be
+    rounded worse for it; on CUDA rounding to TF32, or to half precision, is far more than the order of sums.
     """
     fakes = fake_arguments(layouts.mode(), arguments)
     changed = in_channels_last(module, fakes)
@@ -38,11 +41,10 @@ def in_faster_layout(
         return module
     device = next(one.device for one in arguments if isinstance(one, torch.Tensor) and one.dim() > 1)
     timed = CallTimer(device, time.monotonic() + seconds)
-    before, after = (calls_of(values_of(one, fakes)) for one in (module, changed))
-    alike = before & after
-    faster = timed.faster(before - alike, after - alike, _GAIN)
+    parts = parts_of(values_of(module, fakes), values_of(changed, fakes))
+    faster = timed.faster(parts, _GAIN)
     timed.save()
-    return changed if faster else module
+    return changed if faster and (device.type != "cpu" or rounds_as_well(parts)) else module
 
 
 def in_layout(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.execute.kernels.timed_calls import CallTimer, TimedCall
+from lowtide.execute.kernels.timed_calls import CallTimer, Part, TimedCall
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
 from lowtide.trace.groups.functions import values_of
 from lowtide.trace.groups.padded import Product, in_padded, products
@@ -41,21 +41,15 @@ def faster_padded(
     fakes = fake_arguments(layouts.mode(), arguments)
     before = values_of(module, fakes)
     nodes = {product: node for node, product in products(before).items()}
-    compared: dict[Product, tuple[TimedCall, Counter[TimedCall]]] = {}
+    compared: dict[Product, Part] = {}
     for product, node in nodes.items():
         changed = in_padded(module, fakes, [product])
         if changed is not None:
             after = values_of(changed[0], fakes)
-            compared[product] = (
-                TimedCall(node, before),
-                Counter(TimedCall(p, after) for p in changed[1][node]),
-            )
+            padded_calls = tuple(TimedCall(one, after) for one in changed[1][node])
+            compared[product] = (TimedCall(node, before),), padded_calls
     timed = CallTimer(fast[0], time.monotonic() + seconds)  # tracing does not count
-    chosen = {
-        product
-        for product, (old, new) in compared.items()
-        if timed.faster(Counter([old]), new, _GAIN, whole=True)
-    }
+    chosen = {product for product, part in compared.items() if timed.faster(Counter([part]), _GAIN)}
     timed.save()
     return frozenset(chosen)
 

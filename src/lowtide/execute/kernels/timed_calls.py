@@ -23,7 +23,7 @@ from lowtide.errors import FileError
 from lowtide.torch_internals import tree_leaves, tree_map_only
 from lowtide.trace.groups.functions import Values
 
-__all__ = ["CallTimer", "TimedCall", "calls_of"]
+__all__ = ["CallTimer", "Like", "Part", "TimedCall", "parts_of"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _TAKEN: dict[tuple[Path, str], list[float]] = {}
@@ -56,10 +56,10 @@ class TimedCall:
     @property
     def large(self) -> int:
         """How many bytes its tensors have."""
-        return sum(one.nbytes for one in tree_leaves(self.given) if isinstance(one, _Tensor))
+        return sum(one.nbytes for one in tree_leaves(self.given) if isinstance(one, Like))
 
 
-class _Tensor:
+class Like:
     """What a tensor is like."""
 
     def __init__(self, value: torch.Tensor) -> None:
@@ -79,16 +79,40 @@ class _Tensor:
 def _described(given: Any, values: Values) -> Any:
     """Arguments, with what tensors are like in their place."""
 
-    return fx.node.map_arg(given, lambda node: tree_map_only(torch.Tensor, _Tensor, values[node]))
+    return fx.node.map_arg(given, lambda node: tree_map_only(torch.Tensor, Like, values[node]))
 
 
-def calls_of(values: Values) -> Counter[TimedCall]:
-    """The operators of a function that compute with tensors, the largest first."""
-    calls = (TimedCall(node, values) for node in values if node.op in ("call_function", "call_method"))
-    found = Counter(
-        call for call in calls if call.large and call.dtype is not None and call.dtype.is_floating_point
-    )
-    return Counter(dict(sorted(found.items(), key=lambda one: -one[0].large)))
+Part = tuple[tuple[TimedCall, ...], tuple[TimedCall, ...]]
+"""What runs in one way, and what runs in its place in another."""
+
+
+def parts_of(before: Values, after: Values) -> Counter[Part]:
+    """The operators of a function that run otherwise in a changed copy of it, the largest first.
+
+    Each stands beside its copy and what was put in front of that. The names of nodes are those of the copied.
+    """
+    old = {node.name: _counted(node, before) for node in before}
+    found: Counter[Part] = Counter()
+    new: list[TimedCall] = []
+    for node in after:
+        new += _counted(node, after)
+        if node.name in old:
+            part = tuple(old[node.name]), tuple(new)
+            found.update([part] if part[0] != part[1] else [])
+            new = []
+    return Counter(dict(sorted(found.items(), key=lambda one: -_large(one[0]))))
+
+
+def _counted(node: fx.Node, values: Values) -> list[TimedCall]:
+    """The call of a node, if it computes with tensors."""
+    if node.op not in ("call_function", "call_method"):
+        return []
+    call = TimedCall(node, values)
+    return [call] if call.large and call.dtype is not None and call.dtype.is_floating_point else []
+
+
+def _large(part: Part) -> int:
+    return sum(call.large for calls in part for call in calls)
 
 
 class CallTimer:
@@ -111,37 +135,37 @@ class CallTimer:
                     self._known[call] = self._seconds(call)
         return self._known[call]
 
-    def faster(
-        self, old: Counter[TimedCall], new: Counter[TimedCall], gain: float, *, whole: bool = False
-    ) -> bool:
-        """Whether the new calls take less than the old ones, by this share.
+    def faster(self, parts: Counter[Part], gain: float) -> bool:
+        """Whether these parts take less in the new way than in the old one, by this share.
 
-        Calls that cannot be timed, or not in time, do not count; or nothing is faster, where the ``whole``
-        must be known. A plan is for one of the two: what is found once stays, in this process, and where all
-        was measured in the next ones.
+        A part with a call that cannot be timed, or not in time, does not count in either. A plan is for one
+        of the two: what is found once stays, in this process, and where all was measured in the next ones.
         """
-        names = [call.signature for calls in (old, new) for call in calls.elements()]
+        names = [
+            ([[call.signature for call in calls] for calls in part], count) for part, count in parts.items()
+        ]
         key = f"ways/{hashlib.sha256(repr(names).encode()).hexdigest()[:24]}"
         here = self._cache.path, key
         if here not in _TAKEN:
             kept = [self._cache.get(f"{key}.{name}") for name in ("old", "new")]
             taken = [cost.seconds.value for cost in kept if cost is not None and cost.seconds is not None]
-            _TAKEN[here] = taken if len(taken) == len(kept) else self._compared(key, old, new, whole)
+            _TAKEN[here] = taken if len(taken) == len(kept) else self._compared(key, parts)
         before, after = _TAKEN[here]
         return after < (1 - gain) * before
 
-    def _compared(
-        self, key: str, old: Counter[TimedCall], new: Counter[TimedCall], whole: bool
-    ) -> list[float]:
-        unknown = any(self(call) is None for call in (*old, *new))
-        taken = [0.0 if unknown and whole else self._together(calls) for calls in (old, new)]
-        for name, seconds in zip(("old", "new"), taken, strict=True):
+    def _compared(self, key: str, parts: Counter[Part]) -> list[float]:
+        taken, unknown = [0.0, 0.0], False
+        for part, count in parts.items():
+            seconds = [[self(call) for call in calls] for calls in part]
+            if any(one is None for times in seconds for one in times):
+                unknown = True
+                continue
+            for way, times in enumerate(seconds):
+                taken[way] += count * sum(one for one in times if one is not None)
+        for name, together in zip(("old", "new"), taken, strict=True):
             if not unknown:
-                self._cache.add(f"{key}.{name}", Cost(seconds=Figure(seconds, Origin.MEASURED)))
+                self._cache.add(f"{key}.{name}", Cost(seconds=Figure(together, Origin.MEASURED)))
         return taken
-
-    def _together(self, calls: Counter[TimedCall]) -> float:
-        return sum(count * (self(call) or 0.0) for call, count in calls.items())
 
     def save(self) -> None:
         """Keep what was measured for the next time, where it can be kept."""
@@ -160,11 +184,11 @@ class CallTimer:
     def _runnable(self, call: TimedCall) -> Callable[[], Any]:
         made: list[torch.Tensor] = []
 
-        def real(like: _Tensor) -> torch.Tensor:
+        def real(like: Like) -> torch.Tensor:
             made.append(like.made(self._device, self._generator))
             return made[-1]
 
-        args, kwargs = tree_map_only(_Tensor, real, call.given)
+        args, kwargs = tree_map_only(Like, real, call.given)
         node, kind = call.node, self._device.type
         wanted = [one for one in made if one.requires_grad]
         half = call.dtype in _HALF and any(one.dtype == torch.float32 for one in made)

@@ -1,13 +1,14 @@
-"""Adds the gradients of tiles up: in float32 where operators are fused, so that a sum is rounded once.
+"""Adds the gradients of tiles up: where operators are fused in a wider type, so that a sum is rounded once.
 
-A gradient that is a product of matrices is added up as it is computed: its parts are neither stored nor
-rounded to half precision. One that is a sum is added up before it is rounded.
+That is float32 for half precision, and float64 for small gradients in float32. In half precision, a gradient
+that is a product of matrices is added up as it is computed: its parts are neither stored nor rounded. One
+that is a sum is added up before it is rounded.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ _TURNS = frozenset({aten.t.default, aten.transpose.int, aten.permute.default, at
 """Of a matrix: views that may exchange its axes."""
 _SAME = frozenset({aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default})
 """Views that keep the order of elements."""
+_SMALL = 4096
+"""Elements of a gradient that is small: the time and memory of float64 are not noticed."""
 _ROWS, _DEPTH = 1024, 256
 """So much of a factor is in float32 at a time, where no kernel adds products of half precision to float32."""
 
@@ -52,21 +55,22 @@ define("accumulate.product(Tensor into, Tensor left, Tensor right) -> ()", _accu
 def summed(value: torch.Tensor, *, fused: bool) -> torch.Tensor:
     """How the sum of a gradient over tiles lies in memory, by one tensor of its form.
 
-    Where operators are fused, half precision is added up in float32: the sum is rounded once.
+    Where operators are fused, half precision is added up in float32, and what is small in float64: the sum is
+    rounded once.
     """
-    if not fused or value.dtype not in _HALF:
-        return value
-    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
-        return value.detach().to(torch.float32)
+    if fused and value.dtype in _HALF:
+        return _of_type(value, torch.float32)
+    small = value.dtype == torch.float32 and value.numel() <= _SMALL
+    return _of_type(value, torch.float64) if fused and small else value
 
 
 def accumulating(
-    leaves: Sequence[Leaf], wanted: Sequence[int], kept: Sequence[slice] = (), *, fused: bool = False
+    leaves: Sequence[Leaf], sums: Mapping[int, torch.dtype], kept: Sequence[slice] = ()
 ) -> Change:
     """Each gradient is added to one that goes in, as soon as it is made, and not returned.
 
-    Behind the inputs there is one for each of the ``wanted``. Where a part of the gradient alone is ``kept``,
-    what goes in is as large as this part. ``fused`` as in ``summed``.
+    Behind the inputs there is one for each of ``sums``: the place of a leaf, and the type in which its
+    gradient is added up. Where a part of the gradient alone is ``kept``, what goes in is as large as that.
     """
 
     def change(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
@@ -76,15 +80,15 @@ def accumulating(
         placeholders = graph.find_nodes(op="placeholder")
         last = placeholders[-1]
         left: list[fx.Node] = []
-        for k in wanted:
+        for k, kind in sums.items():
             gradient = results[num_outputs + k]
             with graph.inserting_after(last):
                 last = graph.placeholder(f"into_{k}")
             if not isinstance(gradient, fx.Node):  # nothing is added to it
-                last.meta["val"] = summed(placeholders[k].meta["val"], fused=fused)
+                last.meta["val"] = _of_type(placeholders[k].meta["val"], kind)
                 continue
             gradient = _part(graph, gradient, kept)
-            last.meta["val"] = summed(gradient.meta["val"], fused=fused)
+            last.meta["val"] = _of_type(gradient.meta["val"], kind)
             _add(graph, last, gradient)
             left.append(gradient)
             results[num_outputs + k] = None
@@ -92,14 +96,22 @@ def accumulating(
         for node in left:
             _erase(graph, node)
         joint.recompile()
-        return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in wanted]
+        return [Leaf(f"gradient of {leaves[k].name}", Role.INPUT) for k in sums]
 
     return change
 
 
+def _of_type(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """How it lies in memory in another type."""
+    if value.dtype == kind:
+        return value
+    with getattr(value, "fake_mode", None) or contextlib.nullcontext():
+        return value.detach().to(kind)
+
+
 def _add(graph: fx.Graph, into: fx.Node, gradient: fx.Node) -> None:
     """Add a gradient to the one that goes in: as it is computed, where that keeps it from being rounded."""
-    narrow = gradient.meta["val"].dtype != into.meta["val"].dtype
+    narrow = gradient.meta["val"].dtype in _HALF and into.meta["val"].dtype == torch.float32
     product = _product(gradient) if narrow else None
     operator = torch.ops.lowtide.accumulate
     if product is None:

@@ -280,7 +280,8 @@ class Tiling:
         if key not in known and half == "forward":
             known[key] = evaluated(forward)
         elif key not in known:
-            known[key] = make(forward, accumulating(leaves, places, kept, fused=fused))
+            sums = {k: self.gradient_sum(given[k]).dtype for k in places}
+            known[key] = make(forward, accumulating(leaves, sums, kept))
         box, reach = (over, None) if own is None else (own[1], over)
         return CapturedTile(box, parts_in, total is not None, places, known[key], reach)
 

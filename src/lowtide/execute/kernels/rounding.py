@@ -1,0 +1,175 @@
+"""Decides by measurement whether gradients of convolutions are rounded as well in another layout.
+
+Kernels for another layout add in another order: on one CPU, gradients of weights were 0.2 to 1.7 times as far
+from float64 channels-last, shape by shape. What is measured of single convolutions is put together: a
+gradient is as far as its own sum over samples and places, and all results and gradients that are passed on;
+roundings that do not depend on each other add in quadrature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.execute.kernels.timed_calls import Like, Part, TimedCall
+from lowtide.torch_internals import tree_leaves
+
+__all__ = ["MOST", "distances", "rounds_as_well"]
+
+MOST = 1.1
+"""How many times as far from float64 gradients may be."""
+_CHANNELS = 8
+"""Float64 computes the gradient of so many channels on either side: others are sums of the same length."""
+_GROUPS = 16
+"""Of a convolution with groups it computes so many whole groups."""
+_SIDE = 12
+"""What does not add over places is computed for so many on a side."""
+_ELEMENTS = 1 << 22
+"""Samples beyond so many elements are left out: this is to take no longer than a step."""
+_LEAST = 1e-9
+"""What is closer is as good as exact: less than a rounding of float32."""
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_CONVOLUTIONS: Mapping[Any, tuple[str, ...]] = {
+    torch.conv2d: _NAMES,
+    torch.conv3d: _NAMES,
+    torch.conv_transpose2d: _TRANSPOSED,
+    torch.conv_transpose3d: _TRANSPOSED,
+}
+
+
+def rounds_as_well(parts: Counter[Part]) -> bool:
+    """Whether gradients of convolutions in float32 are as close to float64 in the new way as in the old one.
+
+    Neither the furthest one nor the geometric mean of all may be more than ``MOST`` times as far. Half
+    precision is not looked at: its own rounding is far more. What cannot be measured is not as close.
+    """
+    found: list[tuple[dict[str, float], dict[str, float]]] = []
+    for part, count in parts.items():
+        pair = [call for calls in part for call in calls if _is_looked_at(call)]
+        if len(pair) != len(part):
+            continue
+        try:
+            before, after = distances(*pair)
+        except (RuntimeError, MemoryError):  # as where memory ends
+            return False
+        found += [(before, after)] * count
+    if not found:
+        return True
+    old, new = map(_of_gradients, zip(*found, strict=True))
+    mean = math.exp(sum(math.log(b / a) for a, b in zip(old, new, strict=True)) / len(old))
+    return max(new) <= MOST * max(old) and mean <= MOST
+
+
+def _of_gradients(calls: Sequence[Mapping[str, float]]) -> list[float]:
+    """How far the gradient of each weight and bias is, by the roundings of all convolutions of a step."""
+    passed_on = sum(call[name] ** 2 for call in calls for name in ("result", "input"))
+    return [
+        math.sqrt(call[name] ** 2 + passed_on)
+        for call in calls
+        for name in ("weight", "bias")
+        if name in call
+    ]
+
+
+def _is_looked_at(call: TimedCall) -> bool:
+    kinds = {like.dtype for like in tree_leaves(call.given) if isinstance(like, Like)}
+    return call.node.target in _CONVOLUTIONS and kinds | {call.dtype} == {torch.float32}
+
+
+def distances(*calls: TimedCall) -> list[dict[str, float]]:
+    """How far from float64 results of one convolution, called in several layouts, and its gradients are.
+
+    Each as a share of its norm.
+    """
+    exact = _computed(calls[0], exact=True)
+    every = [_computed(call, exact=False) for call in calls]
+    return [{name: _apart(one, exact[name]) for name, one in found.items()} for found in every]
+
+
+def _computed(call: TimedCall, *, exact: bool) -> dict[str, Tensor]:
+    """The gradients of a convolution's parameters; its result, and the gradient of its input, in some places.
+
+    Or the first elements of each in float64.
+    """
+    given, kwargs = call.given
+    named = dict(zip(_CONVOLUTIONS[call.node.target], given, strict=False)) | kwargs
+    named["input"] = _fewer(named["input"])
+    generator = torch.Generator().manual_seed(0)
+    real = {name: _made(one, generator) if isinstance(one, Like) else one for name, one in named.items()}
+    convolve: Any = call.node.target
+    run = partial(_run, convolve, channels=call.result.shape[1], generator=generator)
+    biased = isinstance(real.get("bias"), Tensor)
+    small = real | {"input": _cropped(real)}
+    if exact:
+        small = {name: one.double() if isinstance(one, Tensor) else one for name, one in small.items()}
+        _, gradient, found = run(_narrowed(real), ["weight"])
+        found |= {"bias": gradient.sum([0, *range(2, gradient.dim())], dtype=torch.float64)} if biased else {}
+    else:
+        found = run(real, ["weight", "bias"] if biased else ["weight"])[2]
+    result, _, passed_on = run(small, ["input"])
+    return found | {"result": result} | passed_on
+
+
+def _run(
+    convolve: Callable[..., Tensor],
+    real: Mapping[str, Any],
+    wanted: Sequence[str],
+    *,
+    channels: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """What a convolution gives, a gradient of that, of all channels, and the gradients ``wanted`` for it."""
+    read = {name: real[name].detach().requires_grad_() for name in wanted}
+    with torch.enable_grad():
+        result = convolve(**{**real, **read})
+        gradient = torch.randn(result.shape[0], channels, *result.shape[2:], generator=generator)
+        laid_out = torch.empty_like(result).copy_(gradient[:, : result.shape[1]])
+        found = torch.autograd.grad(result, list(read.values()), laid_out)
+    return result.detach(), gradient, dict(zip(wanted, found, strict=True))
+
+
+def _made(like: Like, generator: torch.Generator) -> Tensor:
+    """A tensor whose values do not depend on how it lies in memory."""
+    empty = torch.empty_strided(like.shape, like.stride, dtype=like.dtype)
+    return empty.copy_(torch.randn(like.shape, generator=generator))
+
+
+def _fewer(like: Like) -> Like:
+    """An input with fewer samples, if it is large."""
+    each = math.prod(like.shape[1:])
+    count = min(like.shape[0], max(1, _ELEMENTS // max(1, each)))
+    return Like(torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device="meta")[:count])
+
+
+def _narrowed(real: Mapping[str, Any]) -> dict[str, Any]:
+    """The first channels of a convolution in float64: the gradient of their weight is part of the whole."""
+    x, weight, groups = real["input"], real["weight"], real.get("groups", 1)
+    if groups == 1:
+        weight, x = weight[:_CHANNELS, :_CHANNELS], x[:, :_CHANNELS]
+    else:
+        taken = min(groups, _GROUPS)
+        weight, x = weight[: weight.shape[0] // groups * taken], x[:, : x.shape[1] // groups * taken]
+        groups = taken
+    changed = {"input": x.double().contiguous(), "weight": weight.double().contiguous()}
+    return {**real, **changed, "bias": None, "groups": groups}
+
+
+def _cropped(real: Mapping[str, Any]) -> Tensor:
+    """The first places of one sample, laid out alike; no fewer than the kernel reaches over."""
+    x, spread = real["input"], real.get("dilation", 1)
+    wide = spread if isinstance(spread, int) else max(spread)
+    sides = [max(_SIDE, wide * size) for size in real["weight"].shape[2:]]
+    index = (slice(1), slice(None), *map(slice, sides))
+    return torch.empty_like(x[index]).copy_(x[index])
+
+
+def _apart(found: Tensor, exact: Tensor) -> float:
+    part = found[tuple(slice(size) for size in exact.shape)].double()
+    return max(float((part - exact).norm() / exact.norm()), _LEAST)
