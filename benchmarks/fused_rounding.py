@@ -1,12 +1,13 @@
 """How far gradients of fused kernels are from float64, beside eager PyTorch and torch.compile.
 
     python benchmarks/fused_rounding.py [--device cpu] [--batches 16] [--budgets 100%,60%,40%] [--layout WAY]
-                                        [--out FILE] [STEP ...]
+                                        [--patience SECONDS] [--out FILE] [STEP ...]
 
 STEP is an address of the zoo; `/autocast` behind it runs it under autocast to bfloat16, `/bfloat16` all of it in
 bfloat16. All of the zoo with small sizes by default. BatchNorms train, dropout does not: float64 would draw other masks. A
 step whose budget is too small gets the smallest one that is known to do. `--layout channels-last` or `kept` has convolutions
-run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own.
+run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own, which is
+ended after --patience seconds.
 
 A distance is the norm of a gradient's difference from that of the same step in float64, over the norm of the latter; the
 largest of all parameters counts. One batch says little: a ReLU or a maximum that tips is seen in every gradient before it,
@@ -255,11 +256,16 @@ def alone(asked: str, chosen: Any) -> list[str]:
     """The same in a process of its own: what ran before must not matter."""
     words = [x for name in VALUED for x in (name, str(getattr(chosen, name[2:].replace("-", "_"))))]
     call = [sys.executable, "-W", "ignore", __file__, *words, asked]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
-    found = [line for line in done.stdout.splitlines() if line.startswith(("| `", "    "))]
-    return (
-        found if not done.returncode else [*found, f"| `{asked}` | ended with {done.returncode} | | | | | |"]
-    )
+    ending = ""
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=chosen.patience)
+        said = done.stdout
+        ending = f"ended with {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        ending = f"not done after {chosen.patience:.0f} s"
+    found = [line for line in said.splitlines() if line.startswith(("| `", "    "))]
+    return [*found, f"| `{asked}` | {ending} | | | | | |"] if ending else found
 
 
 def main() -> None:
@@ -270,6 +276,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=1.0)
     parser.add_argument("--layout", choices=("faster", "channels-last", "kept"), default="faster")
     parser.add_argument("--detail", action="store_true", help="print every gradient")
+    parser.add_argument("--patience", type=float, default=1800.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("steps", nargs="*", metavar="STEP")
     chosen = parser.parse_args()
@@ -279,15 +286,15 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     steps = chosen.steps or defaults()
+    told = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
+    command = " ".join(["python benchmarks/fused_rounding.py", *sys.argv[1:]])
+    text = f"# Gradients of fused kernels against float64\n\n`{command}`, {date.today()}; {told}\n\n"
     for asked in steps:
         for one in alone(asked, chosen) if len(steps) > 1 else of_step(asked, chosen):
             lines.append(one)
             print(one, flush=True)
-    told = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
-    command = " ".join(["python benchmarks/fused_rounding.py", *sys.argv[1:]])
-    if chosen.out is not None:
-        text = f"# Gradients of fused kernels against float64\n\n`{command}`, {date.today()}; {told}\n\n"
-        write_atomically(chosen.out, (text + "\n".join(lines) + "\n").encode())
+        if chosen.out is not None:  # step by step: all of the zoo takes an hour
+            write_atomically(chosen.out, (text + "\n".join(lines) + "\n").encode())
 
 
 if __name__ == "__main__":
