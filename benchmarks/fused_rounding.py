@@ -6,8 +6,8 @@
 STEP is an address of the zoo; `/autocast` behind it runs it under autocast to bfloat16, `/bfloat16` all of it in
 bfloat16. All of the zoo with small sizes by default. BatchNorms train, dropout does not: float64 would draw other masks. A
 step whose budget is too small gets the smallest one that is known to do. `--layout channels-last` or `kept` has convolutions
-run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own, which is
-ended after --patience seconds.
+run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own, with an empty
+cache of Inductor's, which is ended after --patience seconds.
 
 A distance is the norm of a gradient's difference from that of the same step in float64, over the norm of the latter; the
 largest of all parameters counts. One batch says little: a ReLU or a maximum that tips is seen in every gradient before it,
@@ -22,9 +22,11 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -253,17 +255,24 @@ def of_step(asked: str, chosen: Any) -> Any:
 
 
 def alone(asked: str, chosen: Any) -> list[str]:
-    """The same in a process of its own: what ran before must not matter."""
+    """The same in a process of its own: what ran before must not matter.
+
+    Nor what was compiled before: Inductor's kernels on disk are taken whether oneDNN was on or not.
+    """
     words = [x for name in VALUED for x in (name, str(getattr(chosen, name[2:].replace("-", "_"))))]
-    call = [sys.executable, "-W", "ignore", __file__, *words, asked]
+    call = [sys.executable, "-W", "ignore", __file__, "--here", *words, *["--detail"] * chosen.detail, asked]
     ending = ""
-    try:
-        done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=chosen.patience)
-        said = done.stdout
-        ending = f"ended with {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        ending = f"not done after {chosen.patience:.0f} s"
+    with tempfile.TemporaryDirectory() as fresh:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": fresh}
+        try:
+            done = subprocess.run(
+                call, capture_output=True, text=True, check=False, timeout=chosen.patience, env=environment
+            )
+            said = done.stdout
+            ending = f"ended with {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+            ending = f"not done after {chosen.patience:.0f} s"
     found = [line for line in said.splitlines() if line.startswith(("| `", "    "))]
     return [*found, f"| `{asked}` | {ending} | | | | | |"] if ending else found
 
@@ -275,6 +284,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="100%,60%,40%")
     parser.add_argument("--time-limit", type=float, default=1.0)
     parser.add_argument("--layout", choices=("faster", "channels-last", "kept"), default="faster")
+    parser.add_argument("--here", action="store_true", help="in this process, with what Inductor has on disk")
     parser.add_argument("--detail", action="store_true", help="print every gradient")
     parser.add_argument("--patience", type=float, default=1800.0)
     parser.add_argument("--out", type=Path)
@@ -290,7 +300,7 @@ def main() -> None:
     command = " ".join(["python benchmarks/fused_rounding.py", *sys.argv[1:]])
     text = f"# Gradients of fused kernels against float64\n\n`{command}`, {date.today()}; {told}\n\n"
     for asked in steps:
-        for one in alone(asked, chosen) if len(steps) > 1 else of_step(asked, chosen):
+        for one in of_step(asked, chosen) if chosen.here else alone(asked, chosen):
             lines.append(one)
             print(one, flush=True)
         if chosen.out is not None:  # step by step: all of the zoo takes an hour

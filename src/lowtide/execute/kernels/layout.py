@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.execute.kernels.rounding import rounds_as_well
+from lowtide.execute.kernels.rounding import as_close
 from lowtide.execute.kernels.timed_calls import CallTimer, parts_of
 from lowtide.trace.eager.layouts import Layouts, fake_arguments
 from lowtide.trace.groups.channels_last import in_channels_last
@@ -32,8 +32,9 @@ def in_faster_layout(
 ) -> fx.GraphModule:
     """The function, or the same with convolutions channels-last, whichever is measured to be faster.
 
-    What is not measured after so many ``seconds`` is taken to be equally fast. On a CPU gradients must not be
-    rounded worse for it; on CUDA rounding to TF32, or to half precision, is far more than the order of sums.
+    What is not measured after so many ``seconds`` is taken to be equally fast. On a CPU with oneDNN,
+    torch.compile has all convolutions channels-last: there the function is left as it is only where its
+    gradients are rounded as well so. On CUDA rounding to TF32 is far more than what the order of sums does.
     """
     fakes = fake_arguments(layouts.mode(), arguments)
     changed = in_channels_last(module, fakes)
@@ -44,7 +45,13 @@ def in_faster_layout(
     parts = parts_of(values_of(module, fakes), values_of(changed, fakes))
     faster = timed.faster(parts, _GAIN)
     timed.save()
-    return changed if faster and (device.type != "cpu" or rounds_as_well(parts)) else module
+    return changed if faster or (_is_reference(device) and not as_close(parts)) else module
+
+
+def _is_reference(device: torch.device) -> bool:
+    """Whether torch.compile has all convolutions channels-last on a device."""
+    one_dnn = torch.backends.mkldnn
+    return device.type == "cpu" and one_dnn.is_available() and bool(one_dnn.enabled)
 
 
 def in_layout(

@@ -1,4 +1,4 @@
-"""Decides by measurement whether gradients of convolutions are rounded as well in another layout.
+"""Decides by measurement whether gradients of convolutions are rounded as well in one layout as in another.
 
 Kernels for another layout add in another order: on one CPU, gradients of weights were 0.2 to 1.7 times as far
 from float64 channels-last, shape by shape. What is measured of single convolutions is put together: a
@@ -8,6 +8,7 @@ roundings that do not depend on each other add in quadrature.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from lowtide.execute.kernels.timed_calls import Like, Part, TimedCall
 from lowtide.torch_internals import tree_leaves
 
-__all__ = ["MOST", "distances", "rounds_as_well"]
+__all__ = ["MOST", "as_close", "distances"]
 
 MOST = 1.1
 """How many times as far from float64 gradients may be."""
@@ -36,35 +37,27 @@ _LEAST = 1e-9
 """What is closer is as good as exact: less than a rounding of float32."""
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-_CONVOLUTIONS: Mapping[Any, tuple[str, ...]] = {
-    torch.conv2d: _NAMES,
-    torch.conv3d: _NAMES,
-    torch.conv_transpose2d: _TRANSPOSED,
-    torch.conv_transpose3d: _TRANSPOSED,
-}
+_CONVOLUTIONS: Mapping[Any, tuple[str, ...]] = {torch.conv2d: _NAMES, torch.conv_transpose2d: _TRANSPOSED}
+"""Those whose layout torch.compile changes, and the names of their arguments."""
 
 
-def rounds_as_well(parts: Counter[Part]) -> bool:
-    """Whether gradients of convolutions in float32 are as close to float64 in the new way as in the old one.
+def as_close(parts: Counter[Part]) -> bool:
+    """Whether gradients of convolutions in float32 are as close to float64 in the old way as in the new one.
 
     Neither the furthest one nor the geometric mean of all may be more than ``MOST`` times as far. Half
-    precision is not looked at: its own rounding is far more. What cannot be measured is not as close.
+    precision is not looked at: its own rounding is far more. Neither is what cannot be measured.
     """
-    found: list[tuple[dict[str, float], dict[str, float]]] = []
+    found: list[list[dict[str, float]]] = []
     for part, count in parts.items():
         pair = [call for calls in part for call in calls if _is_looked_at(call)]
-        if len(pair) != len(part):
-            continue
-        try:
-            before, after = distances(*pair)
-        except (RuntimeError, MemoryError):  # as where memory ends
-            return False
-        found += [(before, after)] * count
+        if len(pair) == len(part):
+            with contextlib.suppress(RuntimeError, MemoryError):  # as where memory ends
+                found += [distances(*pair)] * count
     if not found:
         return True
     old, new = map(_of_gradients, zip(*found, strict=True))
-    mean = math.exp(sum(math.log(b / a) for a, b in zip(old, new, strict=True)) / len(old))
-    return max(new) <= MOST * max(old) and mean <= MOST
+    mean = math.exp(sum(math.log(a / b) for a, b in zip(old, new, strict=True)) / len(old))
+    return max(old) <= MOST * max(new) and mean <= MOST
 
 
 def _of_gradients(calls: Sequence[Mapping[str, float]]) -> list[float]:
@@ -79,8 +72,10 @@ def _of_gradients(calls: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def _is_looked_at(call: TimedCall) -> bool:
-    kinds = {like.dtype for like in tree_leaves(call.given) if isinstance(like, Like)}
-    return call.node.target in _CONVOLUTIONS and kinds | {call.dtype} == {torch.float32}
+    given = [like for like in tree_leaves(call.given) if isinstance(like, Like)]
+    single = {call.dtype, *(like.dtype for like in given)} == {torch.float32}
+    trained = any(like.requires_grad for like in given)
+    return call.node.target in _CONVOLUTIONS and single and trained
 
 
 def distances(*calls: TimedCall) -> list[dict[str, float]]:
