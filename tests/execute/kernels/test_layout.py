@@ -18,6 +18,11 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
 
 
+@pytest.fixture(autouse=True)
+def _by_time_alone(monkeypatch):
+    monkeypatch.setattr(layout, "as_close", lambda _: True)
+
+
 @pytest.fixture
 def convolutions():
     return captured(lambda x: CONVOLUTIONS(x).mean(), torch.randn(4, 3, 16, 16).requires_grad_())
@@ -51,6 +56,35 @@ def test_operators_are_timed_one_by_one_in_both_ways(convolutions, monkeypatch):
     assert len(convolved) == 4  # two convolutions in two ways
     assert all(taken > 0 for taken in timed.values())
     assert any(call.node.target == "contiguous" for call in timed)
+
+
+@pytest.mark.parametrize(("calls", "chosen"), [(1, False), (2, False), (100, True)])
+def test_what_is_not_timed_in_time_counts_in_neither_way(calls, chosen, convolutions, monkeypatch):
+    """Of the first operator, the user's layout was timed, or one of the conversions besides."""
+    timed = []
+
+    def seconds(self, call):
+        timed.append(call)
+        self._deadline = float("inf") if len(timed) < calls else 0.0
+        return 0.1 if "(768, 1, 48, 3)" in repr(call.given) or call.name == "contiguous" else 1.0
+
+    monkeypatch.setattr(timed_calls.CallTimer, "_seconds", seconds)
+    module, inputs = convolutions
+    assert (layout.in_faster_layout(module, inputs, learned(), 5.0) is not module) is chosen
+
+
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize("close", [True, False])
+def test_a_layout_that_rounds_worse_than_torch_compile_is_not_kept(
+    close, reference, faster, convolutions, monkeypatch
+):
+    monkeypatch.setattr(timed_calls.CallTimer, "faster", lambda *_: faster)
+    monkeypatch.setattr(layout, "as_close", lambda _: close)
+    monkeypatch.setattr(layout, "_is_reference", lambda _: reference)
+    module, inputs = convolutions
+    changed = layout.in_faster_layout(module, inputs, learned(), 5.0) is not module
+    assert changed is (faster or (reference and not close))
 
 
 def test_times_are_kept(convolutions, monkeypatch):
@@ -106,6 +140,6 @@ def test_half_precision_is_timed_as_it_runs():
 
     module, inputs = captured(loss_of, torch.randn(2, 3, 8, 8).requires_grad_())
     values = layout.values_of(module, layout.fake_arguments(learned().mode(), inputs))
-    call = next(call for call in timed_calls.calls_of(values) if call.node.target is torch.conv2d)
+    call = next(timed_calls.TimedCall(node, values) for node in values if node.target is torch.conv2d)
     assert call.dtype is torch.bfloat16
     assert timed_calls.CallTimer(torch.device("cpu"), float("inf"))(call) > 0

@@ -50,7 +50,7 @@ def in_faster_layout(
 
 def _is_reference(device: torch.device) -> bool:
     """Whether torch.compile has all convolutions channels-last on a device."""
-    one_dnn = torch.backends.mkldnn
+    one_dnn: Any = torch.backends.mkldnn
     return device.type == "cpu" and one_dnn.is_available() and bool(one_dnn.enabled)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,10 +25,8 @@ __all__ = ["MOST", "as_close", "distances"]
 
 MOST = 1.1
 """How many times as far from float64 gradients may be."""
-_CHANNELS = 8
-"""Float64 computes the gradient of so many channels on either side: others are sums of the same length."""
 _GROUPS = 16
-"""Of a convolution with groups it computes so many whole groups."""
+"""Of a convolution with groups, so many are looked at."""
 _SIDE = 12
 """What does not add over places is computed for so many on a side."""
 _ELEMENTS = 1 << 22
@@ -85,49 +83,91 @@ def distances(*calls: TimedCall) -> list[dict[str, float]]:
     """
     exact = _computed(calls[0], exact=True)
     every = [_computed(call, exact=False) for call in calls]
-    return [{name: _apart(one, exact[name]) for name, one in found.items()} for found in every]
+    return [{name: max(map(_apart, parts, exact[name])) for name, parts in found.items()} for found in every]
 
 
-def _computed(call: TimedCall, *, exact: bool) -> dict[str, Tensor]:
-    """The gradients of a convolution's parameters; its result, and the gradient of its input, in some places.
+def _computed(call: TimedCall, *, exact: bool) -> dict[str, list[Tensor]]:
+    """Parts of the gradients of a convolution's parameters, of its result, and of the gradient of its input.
 
-    Or the first elements of each in float64.
+    Or the same ``exact``, in float64.
     """
     given, kwargs = call.given
-    named = dict(zip(_CONVOLUTIONS[call.node.target], given, strict=False)) | kwargs
+    convolve: Any = call.node.target
+    named = dict(zip(_CONVOLUTIONS[convolve], given, strict=False)) | kwargs
     named["input"] = _fewer(named["input"])
     generator = torch.Generator().manual_seed(0)
     real = {name: _made(one, generator) if isinstance(one, Like) else one for name, one in named.items()}
-    convolve: Any = call.node.target
-    run = partial(_run, convolve, channels=call.result.shape[1], generator=generator)
+    gradient = torch.randn(real["input"].shape[0], *call.result.shape[1:], generator=generator)
+    looked_at = _weights(real, gradient.shape[1], transposed="output_padding" in _CONVOLUTIONS[convolve])
     biased = isinstance(real.get("bias"), Tensor)
+    found: dict[str, list[Tensor]] = {}
     small = real | {"input": _cropped(real)}
     if exact:
-        small = {name: one.double() if isinstance(one, Tensor) else one for name, one in small.items()}
-        _, gradient, found = run(_narrowed(real), ["weight"])
-        found |= {"bias": gradient.sum([0, *range(2, gradient.dim())], dtype=torch.float64)} if biased else {}
+        parts = [(_wide(real | part.changes(real)), gradient[:, part.out].double()) for part in looked_at]
+        found["weight"] = [_run(convolve, one, ["weight"], given)[1]["weight"] for one, given in parts]
+        found["bias"] = [gradient.sum([0, *range(2, gradient.dim())], dtype=torch.float64)]
+        small = _wide(small)
     else:
-        found = run(real, ["weight", "bias"] if biased else ["weight"])[2]
-    result, _, passed_on = run(small, ["input"])
-    return found | {"result": result} | passed_on
+        whole = _run(convolve, real, ["weight", "bias"] if biased else ["weight"], gradient)[1]
+        found["weight"] = [whole["weight"][part.weight] for part in looked_at]
+        found |= {"bias": [whole["bias"]]} if biased else {}
+    result, passed_on = _run(convolve, small, ["input"], generator)
+    return found | {"result": [result], "input": [passed_on["input"]]}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Some channels of a convolution: the gradient of their weight is that part of the whole."""
+
+    read: slice
+    out: slice
+    weight: tuple[slice, ...]
+    groups: int = 1
+
+    def changes(self, real: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a convolution of these channels that are others."""
+        x, weight = real["input"][:, self.read], real["weight"][self.weight]
+        return {"input": x.contiguous(), "weight": weight.contiguous(), "bias": None, "groups": self.groups}
+
+
+def _weights(real: Mapping[str, Any], channels: int, *, transposed: bool) -> list[_Weights]:
+    """All channels on one side with a few on the other, and conversely; or some groups.
+
+    All, since the last ones may run by another kernel: products of matrices are cut into blocks.
+    """
+    read, groups = real["input"].shape[1], real.get("groups", 1)
+    if groups > 1:
+        taken = min(groups, _GROUPS)
+        sides = slice(read // groups * taken), slice(channels // groups * taken)
+        return [_Weights(*sides, (sides[0] if transposed else sides[1],), taken)]
+    few = [(_few(read), slice(None)), (slice(None), _few(channels))]
+    return [_Weights(one, two, (one, two) if transposed else (two, one)) for one, two in few]
+
+
+def _few(count: int) -> slice:
+    """The first of some, and the one in the middle."""
+    return slice(None, None, max(1, count // 2))
+
+
+def _wide(real: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one.double() if isinstance(one, Tensor) else one for name, one in real.items()}
 
 
 def _run(
     convolve: Callable[..., Tensor],
     real: Mapping[str, Any],
     wanted: Sequence[str],
-    *,
-    channels: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """What a convolution gives, a gradient of that, of all channels, and the gradients ``wanted`` for it."""
+    gradient: Tensor | torch.Generator,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a convolution gives, and the gradients ``wanted`` for a gradient of that, which may be drawn."""
     read = {name: real[name].detach().requires_grad_() for name in wanted}
     with torch.enable_grad():
         result = convolve(**{**real, **read})
-        gradient = torch.randn(result.shape[0], channels, *result.shape[2:], generator=generator)
-        laid_out = torch.empty_like(result).copy_(gradient[:, : result.shape[1]])
+        if isinstance(gradient, torch.Generator):
+            gradient = torch.randn(result.shape, generator=gradient)
+        laid_out = torch.empty_like(result).copy_(gradient)
         found = torch.autograd.grad(result, list(read.values()), laid_out)
-    return result.detach(), gradient, dict(zip(wanted, found, strict=True))
+    return result.detach(), dict(zip(wanted, found, strict=True))
 
 
 def _made(like: Like, generator: torch.Generator) -> Tensor:
@@ -143,19 +183,6 @@ def _fewer(like: Like) -> Like:
     return Like(torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device="meta")[:count])
 
 
-def _narrowed(real: Mapping[str, Any]) -> dict[str, Any]:
-    """The first channels of a convolution in float64: the gradient of their weight is part of the whole."""
-    x, weight, groups = real["input"], real["weight"], real.get("groups", 1)
-    if groups == 1:
-        weight, x = weight[:_CHANNELS, :_CHANNELS], x[:, :_CHANNELS]
-    else:
-        taken = min(groups, _GROUPS)
-        weight, x = weight[: weight.shape[0] // groups * taken], x[:, : x.shape[1] // groups * taken]
-        groups = taken
-    changed = {"input": x.double().contiguous(), "weight": weight.double().contiguous()}
-    return {**real, **changed, "bias": None, "groups": groups}
-
-
 def _cropped(real: Mapping[str, Any]) -> Tensor:
     """The first places of one sample, laid out alike; no fewer than the kernel reaches over."""
     x, spread = real["input"], real.get("dilation", 1)
@@ -166,5 +193,4 @@ def _cropped(real: Mapping[str, Any]) -> Tensor:
 
 
 def _apart(found: Tensor, exact: Tensor) -> float:
-    part = found[tuple(slice(size) for size in exact.shape)].double()
-    return max(float((part - exact).norm() / exact.norm()), _LEAST)
+    return max(float((found.double() - exact).norm() / exact.norm()), _LEAST)
