@@ -1,12 +1,15 @@
 """Gradients are added up over tiles: products of half precision without a rounding of each part."""
 
 import copy
+import math
+import statistics
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from lowtide import zoo
 from lowtide.execute.kernels import compile_groups
 from lowtide.graph import ACCUMULATE
 from lowtide.trace.tiles import accumulate as accumulating
@@ -91,3 +94,31 @@ def test_gradients_of_tiles_are_rounded_once(turned, fused, one_by_one):
     for name, mine, theirs in zip(names, *far, strict=True):
         assert (mine <= 1.1 * theirs) or not fused, name
     assert fused or far[0][0] > 1.5 * far[1][0], "sums that are rounded tile by tile are further away"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_small_gradients_are_added_up_in_float64(fused, one_by_one):
+    """As tensors of the tile's step, whose memory is counted like that of others."""
+    torch.manual_seed(0)
+    model, x, labels = nn.Linear(16, 300), torch.randn(64, 16), torch.randint(0, 300, (64,))
+    seen = []
+    got = left(in_tiles(loss_of, (16,), seen=seen, fused=fused), model, x, labels)
+    assert [one.dtype for one in got] == [torch.float32] * 2
+    sums = [t for t in seen[0].bodies[0].graph.tensors if t.label.startswith("gradient of")]
+    assert sorted(t.bytes for t in sums) == sorted([4 * 16 * 300, (8 if fused else 4) * 300])
+
+
+def test_many_tiles_are_as_close_to_float64_as_the_whole(one_by_one):
+    """Sums of sixteen parts: float32 would be 1.2 times as far as the whole."""
+    ratios = []
+    step = in_tiles(zoo.build("convpool").loss, (1, 1, 4, 4), fused=True)
+    for seed in range(16):
+        built = zoo.build("convpool", seed=seed)
+        wide = copy.deepcopy(built.model).double()
+        exact = left(built.loss, wide, *(x.double() for x in built.batch))
+        far = [
+            max(float((g.double() - e).norm() / e.norm()) for g, e in zip(found, exact, strict=True))
+            for found in (left(one, built.model, *built.batch) for one in (step, built.loss))
+        ]
+        ratios.append(math.log(far[0] / far[1]))
+    assert math.exp(statistics.fmean(ratios)) <= 1.0
