@@ -110,14 +110,13 @@ def furthest(step, model, batches):
 
 
 @compiler
-@pytest.mark.parametrize("faster", [True, False])
-def test_gradients_are_as_close_to_float64_as_those_of_torch_compile(faster, monkeypatch, tmp_path):
-    """Whichever layout is faster: on one CPU, gradients of this convolution are twice as far in the user's.
+def test_gradients_are_as_close_to_float64_as_those_of_torch_compile(monkeypatch, tmp_path):
+    """Even where the user's layout is faster: on one CPU, gradients of this convolution are twice as far so.
 
     Kernels that Inductor has on disk may be those of other settings.
     """
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(layout, "_GAIN", -1e9 if faster else 1.0)
+    monkeypatch.setattr(layout, "_GAIN", 1.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU())
     batches = [(torch.randn(1, 16, 64, 64), torch.randn(1, 16, 62, 62)) for _ in range(8)]
