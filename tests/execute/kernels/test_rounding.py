@@ -106,14 +106,14 @@ def test_every_budget_gives_the_same_bits():
             return squared(model, x)
 
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(Block() for _ in range(6))), torch.randn(256, 16)
+    model, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(256, 16)
     found, plans = [], []
-    for budget in ("100%", "75%", "60%"):
+    for budget in ("100%", "80%", "70%"):
         torch._dynamo.reset()
         options = {
             "only": "recompute",
             "cost": "estimated",
-            "time_limit": 2.0,
+            "time_limit": 1.0,
             "cache": False,
             "verify": False,
         }

