@@ -33,7 +33,7 @@ class Layer(nn.Module):
 
 
 class Layers(nn.Module):
-    """Layers, with a number that is read between two of them."""
+    """Layers, with a graph break between two of them."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,8 @@ class Layers(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        return self.second(x / max(1.0, x.abs().max().item()))
+        torch._dynamo.graph_break()
+        return self.second(x)
 
 
 def loss_of(model, x):
