@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lowtide.cost import slices
+from lowtide.cost.clock import CpuClock
 from lowtide.cost.slices import bounds, in_slices, slices_for
 
 aten = torch.ops.aten
@@ -33,12 +34,13 @@ def _forgotten(monkeypatch):
 def needs(monkeypatch, bytes_of, *, same=True):
     """Have a convolution need so much for a slice of a number of images; bits are the same, or are not."""
 
-    def watched(function, device):
-        made = function()
-        count = function.args[1] if function.func is in_slices else 1
-        return made, bytes_of(-(-len(made) // count))
+    class Told:
+        def first(self, function):
+            made = function()
+            count = function.args[1] if function.func is in_slices else 1
+            return made, 0.0, bytes_of(-(-len(made) // count))
 
-    monkeypatch.setattr(slices, "_watched", watched)
+    monkeypatch.setattr(slices, "clock_of", lambda device: Told())
     monkeypatch.setattr(slices, "equal", lambda one, other: same)
 
 
@@ -97,7 +99,7 @@ def test_what_is_chosen_holds_for_the_kernels_of_this_machine():
         1,
     ]
     count = slices_for(given)
-    whole, needed = slices._watched(lambda: aten.convolution.default(*given), torch.device("cpu"))
-    made, taken = slices._watched(lambda: in_slices(given, count), torch.device("cpu"))
+    whole, _, needed = CpuClock().first(lambda: aten.convolution.default(*given))
+    made, _, taken = CpuClock().first(lambda: in_slices(given, count))
     assert torch.equal(whole, made)
     assert taken < needed or count == 1

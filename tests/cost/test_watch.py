@@ -34,6 +34,12 @@ def test_a_profiler_of_the_user_changes_nothing(gradients, autocast):
     assert profile.events() is not None
 
 
+def test_inference_mode_holds_there_too():
+    with torch.inference_mode(), torch.profiler.profile():
+        value, _ = watch_cpu(lambda _: torch.ones(3) + 1)
+    assert value.is_inference()
+
+
 def test_what_fails_inside_is_raised():
     def fails(_):
         raise ValueError("inside")

@@ -13,7 +13,7 @@ from lowtide.cost.samples import HostTimer, Sample, Timer, timed_call
 from lowtide.cost.watch import Marker, timing_event, watch_cpu
 from lowtide.device_internals import pause_device
 
-__all__ = ["Clock", "CpuClock", "CudaClock"]
+__all__ = ["Clock", "CpuClock", "CudaClock", "clock_of"]
 
 MOST_REPEATS = 20
 REPEAT_SECONDS = 0.15
@@ -145,3 +145,8 @@ def _enough(samples: Sequence[Sample], deadline: float, timer: Timer) -> bool:
     return bool(samples) and (
         len(samples) >= MOST_REPEATS or spent >= REPEAT_SECONDS or timer.now() >= deadline
     )
+
+
+def clock_of(device: torch.device, timer: Timer | None = None) -> Clock:
+    """The clock for calls that run on a device."""
+    return CudaClock(device, timer) if device.type == "cuda" else CpuClock(timer)

@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from lowtide.cost.cache import CostCache
-from lowtide.cost.clock import Clock, CpuClock, CudaClock
+from lowtide.cost.clock import Clock, clock_of
 from lowtide.cost.samples import HostTimer, Sample, Timed, Timer, settled
 from lowtide.cost.short import ALONE, TAILS, joins, saved_results, short_run
 from lowtide.cost.signature import signature
@@ -147,9 +147,7 @@ class _Meter(Marker):
         device = _device(one.device)
         clock = self._clocks.get(device)
         if clock is None:
-            on_cuda = device.type == "cuda"
-            clock = CudaClock(device, self.timer) if on_cuda else CpuClock(self.timer)
-            self._clocks[device] = clock
+            clock = self._clocks[device] = clock_of(device, self.timer)
         result, seconds, workspace = clock.first(lambda: function(*args, **kwargs))
         moved, view = _moved(one.kind, function, args, kwargs, result)
         samples: list[Sample] = []

@@ -21,6 +21,7 @@ class Modes:
         self._autocast = [(device, torch.get_autocast_dtype(device)) for device in on]
         self._caches = torch.is_autocast_cache_enabled()
         self._excluded = excluded_keys()
+        self._inference = torch.is_inference_mode_enabled()
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -34,5 +35,6 @@ class Modes:
     @contextlib.contextmanager
     def in_a_thread(self) -> Iterator[None]:
         """The same in a new thread: inside of an operator of a dispatch mode, autograd is left out."""
-        with exclude_keys(self._excluded), self.again():
+        inference = torch.inference_mode() if self._inference else contextlib.nullcontext()
+        with inference, exclude_keys(self._excluded), self.again():
             yield

@@ -6,15 +6,15 @@ less, depends on the kernels of the device: they are used only where a run of bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from lowtide.cost.clock import clock_of
 from lowtide.cost.kernel_trial import described, equal, for_a_trial, random_arguments
-from lowtide.cost.watch import Marker, watch_cpu, watch_cuda
 
 __all__ = ["bounds", "in_slices", "slices_for"]
 
@@ -55,24 +55,12 @@ def in_slices(arguments: Sequence[Any], slices: int) -> torch.Tensor:
 
 
 def _found(arguments: Sequence[Any]) -> int:
-    whole, needed = _watched(partial(aten.convolution.default, *arguments), arguments[0].device)
+    clock = clock_of(arguments[0].device)
+    whole, _, needed = clock.first(partial(aten.convolution.default, *arguments))
     slices, taken, batch = 1, needed, len(arguments[0])
     while taken > whole.nbytes and slices < batch:
         slices = min(2 * slices, batch)
-        made, taken = _watched(partial(in_slices, arguments, slices), arguments[0].device)
+        made, _, taken = clock.first(partial(in_slices, arguments, slices))
         if not equal(whole, made):
             return 1
     return slices if taken < _LESS * needed else 1
-
-
-def _watched(function: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, int]:
-    """A result, and what was needed besides."""
-
-    def run(marker: Marker) -> torch.Tensor:
-        marker.before(0)
-        made = function()
-        marker.after(0)
-        return made
-
-    made, seen = watch_cuda(run, device) if device.type == "cuda" else watch_cpu(run)
-    return made, seen.workspace_bytes(0) or 0

@@ -2,14 +2,12 @@
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
-from lowtide.execute.kernels import compile_groups
 from lowtide.graph import GROUP
 from tests.execute.breaks.test_silent import Language
 from tests.execute.breaks.test_silent import loss_of as language_loss
@@ -62,17 +60,6 @@ def peak(step, model, x):
     model.zero_grad(set_to_none=True)
     _, seen = watch_cpu(lambda _: step(model, x).backward())
     return seen.peak_bytes + x.nbytes + sum(p.nbytes for p in model.parameters())
-
-
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Groups run operator by operator: nothing is compiled."""
-
-    def refused(*_):
-        raise NotImplementedError("not here")
-
-    monkeypatch.setattr(compile_groups, "compile_kernels", refused)
-    monkeypatch.setattr(compile_groups, "_warn", lambda label, why: None)
 
 
 def groups(plan):

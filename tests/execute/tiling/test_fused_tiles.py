@@ -36,17 +36,6 @@ def hurried(monkeypatch, tmp_path):
     described(tmp_path)
 
 
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Groups run operator by operator: nothing is compiled."""
-
-    def refused(*_):
-        raise NotImplementedError("not here")
-
-    monkeypatch.setattr(compile_groups, "compile_kernels", refused)
-    monkeypatch.setattr(compile_groups, "_warn", lambda label, why: None)
-
-
 class Language(nn.Module):
     """A gated layer and a head whose logits are larger than anything else; the table is the head's too."""
 

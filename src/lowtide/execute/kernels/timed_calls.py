@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lowtide.cost.cache import open_cache
-from lowtide.cost.clock import Clock, CpuClock, CudaClock
+from lowtide.cost.clock import clock_of
 from lowtide.cost.device import cache_folder
 from lowtide.cost.probe import environment
 from lowtide.cost.samples import judged
@@ -120,7 +120,7 @@ class CallTimer:
 
     def __init__(self, device: torch.device, deadline: float) -> None:
         self._device, self._deadline = device, deadline
-        self._clock: Clock = CudaClock(device) if device.type == "cuda" else CpuClock()
+        self._clock = clock_of(device)
         self._generator = torch.Generator(device).manual_seed(0)
         self._cache = open_cache(cache_folder(), environment(device.type))
         self._known: dict[TimedCall, float | None] = {}

@@ -11,7 +11,7 @@ from torch import fx
 
 from lowtide.cost.split import same_when_split, two_calls
 
-__all__ = ["can_split", "split_convolutions"]
+__all__ = ["can_split", "in_place_of", "split_convolutions", "value_of"]
 
 aten = torch.ops.aten
 _BACKWARD = aten.convolution_backward.default
@@ -27,7 +27,7 @@ def split_convolutions(module: fx.GraphModule) -> int:
     found = [
         node
         for node in module.graph.find_nodes(op="call_function", target=_BACKWARD)
-        if _results(node) and same_when_split([_value(one) for one in node.args])
+        if _results(node) and same_when_split([value_of(one) for one in node.args])
     ]
     for node in found:
         _split(module.graph, node)
@@ -40,7 +40,8 @@ def _results(node: fx.Node) -> bool:
     return bool(mask[0]) and all(user.target is operator.getitem for user in node.users)
 
 
-def _value(argument: Any) -> Any:
+def value_of(argument: Any) -> Any:
+    """An argument of a call, with what a tensor is like in its place."""
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
@@ -50,8 +51,8 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     parameters: fx.Node | None = None
     with graph.inserting_before(node):
         if calls.parameters is not None:
-            parameters = _called(graph, _BACKWARD, calls.parameters, node)
-        image = _called(graph, aten.convolution.default, calls.image, node)
+            parameters = in_place_of(node, graph, _BACKWARD, calls.parameters)
+        image = in_place_of(node, graph, aten.convolution.default, calls.image)
     for user in list(node.users):
         if user.args[1] == 0:
             user.replace_all_uses_with(image)
@@ -62,10 +63,10 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _called(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+def in_place_of(like: fx.Node, graph: fx.Graph, target: Any, args: tuple[Any, ...]) -> fx.Node:
     """The call of an operator in the place of another one."""
     made = graph.call_function(target, args)
-    values = [_value(one) for one in args]
-    with values[0].fake_mode:
+    values = fx.map_arg(args, lambda one: one.meta["val"])
+    with value_of(args[0] if isinstance(args[0], fx.Node) else args[0][0]).fake_mode:
         made.meta = dict(like.meta) | {"val": target(*values)}
     return made
