@@ -1,8 +1,9 @@
 """Steps by fused kernels inside budgets, beside eager PyTorch and torch.compile in one process.
 
-    python benchmarks/fused.py [--device cuda] [--small] [--time-limit 20] [--kernels fused,eager] STEP[:BUDGET,...] ...
+    python benchmarks/fused.py [--device cuda] [--small] [--time-limit 20] [--kernels fused,eager] STEP[/GRAPHS][:BUDGET,...] ...
 
 STEP is llama, gpt2-bf16, gpt2, resnet50 or unet (benchmarks/architectures/as_users_write.py; llama needs `transformers`).
+GRAPHS is a word of lowtide.fit, off or auto, for this step in place of --graphs.
 Five steps of forward and backward between two synchronisations, after three that do not count. Prints a table, and stores
 it as benchmarks/results/fused-DEVICE.md unless --small.
 """
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="fused")
     parser.add_argument("--graphs", default="off", help="a word of lowtide.fit: off or auto")
     parser.add_argument("--half-budget", action="store_true", help="torch.compile with its budget 0.5 too")
-    parser.add_argument("steps", nargs="+", metavar="STEP[:BUDGET,...]")
+    parser.add_argument("steps", nargs="+", metavar="STEP[/GRAPHS][:BUDGET,...]")
     chosen = parser.parse_args()
     lines = [
         "| step | way | budget | MiB | ms | host ms | of torch.compile | gradients from eager | planned |",
@@ -104,10 +105,12 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     for asked in chosen.steps:
-        name, _, budgets = asked.partition(":")
+        given, _, budgets = asked.partition(":")
+        name, _, graphs = given.partition("/")
         torch.manual_seed(0)
         model, batch, loss_of = CASES[name](chosen.device, chosen.small)
-        rows = run(name, model, batch, loss_of, [b for b in budgets.split(",") if b], chosen)
+        wanted = argparse.Namespace(**{**vars(chosen), "graphs": graphs or chosen.graphs})
+        rows = run(name, model, batch, loss_of, [b for b in budgets.split(",") if b], wanted)
         for one in rows:
             lines.append(one)
             print(one, flush=True)

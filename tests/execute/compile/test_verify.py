@@ -79,7 +79,7 @@ def test_where_eager_differs_from_itself_any_value_may_differ_by_rounding(monkey
     """A few runs do not show every value that a kernel with atomic additions can reach."""
 
     def spread(self, eager, changed):
-        return [1e-9, *(0.0 for _ in list(verify._values(eager))[1:])]
+        yield [1e-9, *(0.0 for _ in list(verify._values(eager))[1:])]
 
     monkeypatch.setattr(Verification, "_spread", spread)
     scale_tanh_backward(monkeypatch, by)
@@ -88,6 +88,39 @@ def test_where_eager_differs_from_itself_any_value_may_differ_by_rounding(monkey
         return
     with pytest.raises(RunError, match="would be rounding"):
         fitted()
+
+
+def test_eager_runs_again_until_rounding_explains_what_differs(monkeypatch):
+    """Each run takes a step: one is enough where it tells as much as eight."""
+    runs = []
+
+    def spread(self, eager, changed):
+        for by in (0.0, 1e-9, 1e-9):
+            runs.append(by)
+            yield [by, *(0.0 for _ in list(verify._values(eager))[1:])]
+
+    monkeypatch.setattr(Verification, "_spread", spread)
+    scale_tanh_backward(monkeypatch, 1 + 2**-22)
+    fitted()
+    assert runs == [0.0, 1e-9]
+
+
+def test_values_are_compared_part_by_part(monkeypatch):
+    monkeypatch.setattr(verify, "_PART", 4)
+    cpu, one = torch.device("cpu"), torch.arange(30.0).view(6, 5).t()
+    other = one.clone()
+    other[4, 5] += 0.5
+    assert verify._apart(one, other, cpu) == 0.5
+    assert verify._size(one, cpu) == 29
+    other[0, 0] = torch.nan
+    assert verify._apart(one, other, cpu) == float("inf")
+    assert verify._size(other, cpu) == 29.5
+    changed = verify._changed(one, {}, 2.0**-10)
+    assert changed.stride() == one.stride()
+    relative = (changed / one)[one != 0]
+    assert {round(2**10 * (float(x) - 1)) for x in relative} == {-1, 0, 1}
+    empty = torch.zeros(0, 3)
+    assert (verify._apart(empty, empty, cpu), verify._size(empty, cpu)) == (0.0, 0.0)
 
 
 def test_it_is_the_default_and_can_be_left_out(monkeypatch):
@@ -153,7 +186,7 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("wrong", [False, True])
 def test_tiles_may_be_as_far_from_float64_as_eager_is(monkeypatch, wrong):
     """A long sum of eager's may round more than changed arguments show; what is wrong is further away."""
-    monkeypatch.setattr(Verification, "_spread", lambda self, eager, changed: [0.0] * 99)
+    monkeypatch.setattr(Verification, "_spread", lambda self, eager, changed: [[0.0] * 99])
     monkeypatch.setattr(verify, "_ROUNDINGS", 0)
     if wrong:
         scale_tanh_backward(monkeypatch, 1 + 2**-10)
