@@ -18,7 +18,9 @@ __all__ = [
     "guard_on",
     "in_a_function_of_a_graph",
     "inner_backend",
+    "is_local_behind_break",
     "module_variable",
+    "number_builder",
     "refuse_module",
     "sources_of_sizes",
     "value_at",
@@ -65,6 +67,22 @@ def refuse_module(translator: Any, module: Any) -> None:
     from torch._dynamo.variables.builder import VariableBuilder
 
     VariableBuilder(translator, module.source).wrap_module(module.value)
+
+
+def number_builder() -> Any:
+    """What makes variables of values that a frame is given, numbers among them. Seen in 2.11, 2.13."""
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    return VariableBuilder
+
+
+def is_local_behind_break(builder: Any) -> bool:
+    """Whether a variable is made of a local value in code behind the end of a graph. Seen in 2.11, 2.13."""
+    from torch._dynamo.source import LocalSource
+
+    translator = builder.tx.output.root_tx or builder.tx
+    behind = translator.f_code.co_name.startswith("torch_dynamo_resume_in")
+    return behind and type(builder.source) is LocalSource
 
 
 # Instructions of Python, and where the values that a frame reads come from.

@@ -189,7 +189,7 @@ def compile_planned(
     rehearses = rehearsal or Rehearsal()
     try:
         if subgraphs is not None:
-            return _subgraph(module, subgraphs, remember)
+            return _subgraph(module, subgraphs, remember)()
         refuse_graph_breaks(module)
         refuse_what_depends_on_values(module)
         alone = Family(lambda: None, shapes)
@@ -231,24 +231,34 @@ def _live(module: fx.GraphModule, inputs: Sequence[Any], step: LiveStep, remembe
     elif not step.several:
         request = step.together.request
         alone = compile_planned(module, inputs, request, remember=remember, shapes=step.shapes)
-    return LiveGraph(step, alone, lambda: _subgraph(module, step, remember))
+    return LiveGraph(step, alone, _subgraph(module, step, remember))
 
 
-def _subgraph(module: fx.GraphModule, subgraphs: Subgraphs, remember: int) -> Callable[..., Any]:
-    """One of the graphs of a step; it runs as it is where it cannot be planned."""
-    subgraphs.note(module)
-    try:
-        refuse_what_depends_on_values(module)
-    except GraphBreakError as error:
-        subgraphs.leave(str(error))
-        return module
+def _subgraph(
+    module: fx.GraphModule, subgraphs: Subgraphs, remember: int
+) -> Callable[[], Callable[..., Any]]:
+    """Makes one of the graphs of a step; it runs as it is where it cannot be planned.
+
+    What torch tells of the inputs is read here: it forgets that once the function is compiled.
+    """
+    leaves = leaves_of(module)
 
     def compiled(
-        static: fx.GraphModule, leaves: Sequence[Leaf], _: Family | None = None
+        static: fx.GraphModule, leaves: Sequence[Leaf], family: Family | None = None
     ) -> Callable[..., Any]:
-        return subgraphs.subgraph(module, static, leaves, learned())
+        return subgraphs.subgraph(static, leaves, learned(), 1 if family is None else family.met)
 
-    leaves = leaves_of(module)
+    various: Remembering | None = None
     if has_symbols(module) or has_numbers(module):
-        return Remembering(module, leaves, compiled, id(subgraphs), remember)
-    return compiled(module, leaves)
+        various = Remembering(module, leaves, compiled, id(subgraphs), remember)
+
+    def make() -> Callable[..., Any]:
+        subgraphs.note(module)
+        try:
+            refuse_what_depends_on_values(module)
+        except GraphBreakError as error:
+            subgraphs.leave(str(error))
+            return module
+        return various or compiled(module, leaves)
+
+    return make

@@ -105,14 +105,11 @@ class GraphPlans:
         """The plan that holds least."""
         return self.least(self.least(0).plain.peak_bytes)
 
-    def by_share(self, share: float) -> Plan:
-        """A plan on the way from the one that holds least to the plain one."""
-        smallest, lean, plain = self.least(0).predicted, self.leanest, self.plain
-        held = self.held(lean) + int(share * max(0, self.held(plain) - self.held(lean)))
+    def in_place_of(self, peak: int, held: int) -> Plan:
+        """A plan that takes no more than another graph does in its place; else the one that holds least."""
         with contextlib.suppress(InfeasibleError):
-            more = int(share * (plain.predicted.peak_bytes - smallest.peak_bytes))
-            return self.within(smallest.peak_bytes + max(0, more), held)
-        return lean
+            return self.within(peak, held)
+        return self.leanest
 
     def held(self, plan: Plan) -> int:
         """What forward leaves for backward by this plan, besides what goes in and comes out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import fx
 
 from lowtide.cost.modes import Modes
 from lowtide.errors import CaptureError, InfeasibleError
+from lowtide.execute.breaks.alike import plan_of_one_like
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
-from lowtide.execute.breaks.graph_plans import GraphPlans
+from lowtide.execute.breaks.graph_plans import GraphPlans, held_bytes
 from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.planned import Planned, Rehearsal
@@ -22,12 +23,16 @@ from lowtide.execute.compile.sharded import refuse_distributed_parts
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import StepPlanner
+from lowtide.execute.planning.plan_step import StepPlanner, measurable
+from lowtide.execute.planning.step_costs import device_of
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import has_loop, in_tiles
+from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
+from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.simple import store_all
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
@@ -52,14 +57,14 @@ class Together:
     request: PlanRequest
     record: ForwardRecord | None = None
     """While forward of the step is rehearsed."""
-    share: float = 0.0
-    """How much of what they can hold graphs hold, on average."""
     count: int = 0
     """How many graphs there are."""
     tiles: bool = False
     """Whether graphs may run in tiles."""
     live: bool = False
     """Whether they are planned while the user trains."""
+    adopted: list[tuple[Graph, Plan]] = field(default_factory=list)
+    """The graphs that were planned together, with what they run by."""
 
 
 class _Alone(Room):
@@ -102,6 +107,8 @@ class Subgraph(Planned):
         """What runs it."""
         self.left = False
         """Whether it runs as it is."""
+        self.other: Subgraph | None = None
+        """The same graph with other shapes, where it was met with those before."""
         self.plans: GraphPlans | None = None
         """Those that it may run by, until the rehearsal ends."""
 
@@ -189,6 +196,45 @@ class Subgraph(Planned):
         pairs = zip(arguments, self.leaves, strict=False)
         return [a for a, leaf in pairs if has_storage(a) and leaf.name in names]
 
+    def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The graph as it was planned; one that comes later and is like another runs by the plan of that."""
+        if self.together.record is None and self.together.adopted:
+            ready = self._as_one_like(arguments)
+            if ready is not None:
+                return ready
+        return super().make(arguments, witness)
+
+    def _as_one_like(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
+        """The graph by a plan that is known; None where there is none. It is not run to see that it holds."""
+        made: list[Interpreter] = []
+
+        def program(joint: Joint) -> Program:
+            self.plan = plan_of_one_like(joint.graph, self.together.adopted)
+            return store_all(joint.graph) if self.plan is None else self.plan.program
+
+        ready = self.compiled(arguments, program, made.append)
+        if self.plan is None or not made:
+            return None
+        self.joint, self.room, made[-1].plan = made[-1].joint, Room(arguments), self.plan
+        return ready
+
+    def _to_measure(
+        self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
+    ) -> Callable[[Joint], Program]:
+        """The Program to measure with: later one that takes what the graph takes with other shapes."""
+        measured, other = super()._to_measure(arguments, room, state), self.other
+
+        def program(joint: Joint) -> Program:
+            found = measured(joint)
+            if self.together.record is not None or other is None or other.plan is None:
+                return found
+            targets, limit = [call.target for call in joint.calls], other.plan.predicted.peak_bytes
+            lean = measurable(joint.graph, targets, device_of(joint.graph), room, limit)
+            self._fits = lean is not None
+            return lean or found
+
+        return program
+
     def _best(
         self,
         joint: Joint,
@@ -198,7 +244,7 @@ class Subgraph(Planned):
         state: Sequence[torch.Tensor],  # noqa: ARG002
         pinned: Sequence[int],
     ) -> Plan:
-        """The plan that holds least while the step is rehearsed; later one with the share of the others."""
+        """The plan that holds least; later one that takes what the graph takes with other shapes."""
         seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
         limited = self._request.within(seconds).without("tile")
 
@@ -212,8 +258,12 @@ class Subgraph(Planned):
         self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
         if self.together.tiles:
             self.plans.allow_tiles(self._in_tiles)
-        met_later = self.together.record is None
-        self.plan = self.plans.by_share(self.together.share) if met_later else self.plans.leanest
+        other = self.other if self.together.record is None else None
+        if other is not None and other.joint is not None and other.plan is not None:
+            held = held_bytes(other.joint, other.plan.program)
+            self.plan = self.plans.in_place_of(other.plan.predicted.peak_bytes, held)
+        else:
+            self.plan = self.plans.leanest
         if self.together.live:  # what runs it holds its arguments; all of it was measured
             self.plans.make = functools.partial(planned, request=replace(limited, cost="known"), run=None)
         return self.plan

@@ -7,8 +7,7 @@ planned again, so that together they stay inside the budget (``plan/make/share_b
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import fx, nn
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
 from lowtide.execute.breaks.boundary import arrived, silent, used_behind
+from lowtide.execute.breaks.called_graphs import CalledGraphs
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
@@ -25,7 +25,7 @@ from lowtide.execute.breaks.subgraph import Subgraph, Together
 from lowtide.execute.compile.aot import KeepsGraphError
 from lowtide.execute.compile.sharded import unsynchronised
 from lowtide.execute.memory.device import Room
-from lowtide.plan.make.share_budget import GraphCall, GraphPlan, least_plans, share_budget, shared_peak
+from lowtide.plan.make.share_budget import GraphPlan, share_budget, shared_peak
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.distributed.stand_ins import nothing_sent
@@ -41,6 +41,9 @@ _ROUNDS = 4
 
 _CROSSINGS = 4
 """A step is rehearsed so many times at most, until gradients pass from graph to graph as in eager."""
+
+_LATER = 64
+"""So many graphs that are met after planning are remembered, to be told of."""
 
 _SHAPES = 8
 """A graph is captured for so many shapes; with others, which then come from data, it runs as it is."""
@@ -59,7 +62,8 @@ class Subgraphs:
         self.budget_bytes = self.plain_bytes = self.peak_bytes = self.measured_bytes = 0
         self.python_bytes = 0
         """What is saved for backward by code that torch did not capture."""
-        self._shapes: Counter[int] = Counter()
+        self._later: deque[Subgraph] = deque()
+        """Graphs that were met after all were planned."""
 
     def rehearse(
         self,
@@ -209,24 +213,21 @@ class Subgraphs:
             chosen = share_budget(problem.graphs, problem.calls, budget, problem.end)
         self._adopt(problem, chosen, verify=False)
 
-    def _problem(self, record: ForwardRecord) -> _Problem:
-        problem = _Problem(record)
+    def _problem(self, record: ForwardRecord) -> CalledGraphs:
+        problem = CalledGraphs(record)
         self.python_bytes = record.python_bytes
         plain = [graph.plain for graph in problem.graphs]
         self.plain_bytes = shared_peak(problem.calls, plain, problem.end)
         return problem
 
-    def _adopt(self, problem: _Problem, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
+    def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
-        graphs = problem.graphs
         self.peak_bytes = shared_peak(problem.calls, chosen, problem.end)
-        least = [graph.leanest.held_bytes for graph in graphs]
-        spans = sum(graph.plain.held_bytes - held for graph, held in zip(graphs, least, strict=True))
-        above = sum(one.held_bytes - held for one, held in zip(chosen, least, strict=True))
-        self.together.share = min(1.0, max(0.0, above / spans)) if spans > 0 else 1.0
+        self.together.adopted.clear()
         for graph, one in zip(problem.called, chosen, strict=True):
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
+            self.together.adopted.append((one.plan.graph, one.plan))
 
     def note(self, module: fx.GraphModule) -> None:
         """Remember why a graph ends where it does."""
@@ -240,21 +241,19 @@ class Subgraphs:
 
     def subgraph(
         self,
-        module: fx.GraphModule,
         static: fx.GraphModule,
         leaves: Sequence[Leaf],
         layouts: Layouts,
+        shapes: int = 1,
     ) -> Callable[..., Any]:
-        """A graph for the shapes of ``static``, or ``static`` itself where too many others were met."""
-        self._shapes[id(module)] += 1
-        if self._shapes[id(module)] > _SHAPES:
+        """A graph for the shapes of ``static``, or ``static`` itself where too many ``shapes`` were met."""
+        if shapes > _SHAPES:
             self.leave("a graph whose shapes come from data runs as it is, after as many as are planned")
             return static
         made = Subgraph(static, leaves, layouts, self.together)
-        known = (one.boundary for one in self.made if one.leaves == made.leaves)
-        made.cross_by(next(known, made.boundary))  # of other shapes
-        self.made.append(made)
-        self.together.count += 1
+        made.other = next((one for one in self.made if one.leaves == made.leaves), None)
+        made.cross_by(made.boundary if made.other is None else made.other.boundary)
+        self._add(made)
 
         def parted(error: GraphBreakError) -> Callable[..., Any]:
             """The graph where torch cannot trace it: in parts, or as it is."""
@@ -263,7 +262,7 @@ class Subgraphs:
             self.breaks[str(error).partition(" Move it out")[0]] = None
 
             def part(inner: fx.GraphModule, given: Sequence[Leaf]) -> Callable[..., Any]:
-                return self.subgraph(inner, inner, given, layouts)
+                return self.subgraph(inner, given, layouts)
 
             found = split_at(static, leaves, error.line, part)
             if found is None:
@@ -271,6 +270,16 @@ class Subgraphs:
             return found or static
 
         return _OrInParts(made, parted)
+
+    def _add(self, made: Subgraph) -> None:
+        """One more graph; of those that are met after planning, the last ones are remembered."""
+        self.made.append(made)
+        if self.together.adopted and self.together.record is None:
+            self._later.append(made)
+            if len(self._later) > _LATER:
+                self.made.remove(self._later.popleft())
+                return
+        self.together.count += 1
 
     def _budget(self, called: Sequence[Subgraph]) -> int:
         budget = self.together.request.budget
@@ -332,37 +341,6 @@ class _OrInParts:
                 raise
             self._whole, self._runs = False, self._parted(error)
         return self._runs(*arguments)
-
-
-class _Problem:
-    """The graphs of a step that was rehearsed, and what is on the device around them."""
-
-    def __init__(self, record: ForwardRecord) -> None:
-        self.called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
-        self.graphs = [one.plans.shared() for one in self.called if one.plans is not None]
-        number = {one: k for k, one in enumerate(self.called)}
-        held = {one: held_bytes(one.joint, one.plan.program) for one in self.called if one.joint and one.plan}
-        around, self.end = record.around(held)
-        pairs = zip(record.calls, around, strict=True)
-        self.calls = [GraphCall(number[one.graph], size) for one, size in pairs]
-
-    @property
-    def device(self) -> str:
-        """The kind of device that the graphs run on."""
-        kinds = {one.room.device.type for one in self.called}
-        return "cuda" if "cuda" in kinds else "cpu"
-
-    def shared(self, budget: int) -> list[GraphPlan[Plan]] | None:
-        """Plans for a budget; None where none fit as far as is known: measured, a step may take less."""
-        try:
-            return share_budget(self.graphs, self.calls, budget, self.end)
-        except InfeasibleError:
-            return None
-
-    @functools.cached_property
-    def least(self) -> list[GraphPlan[Plan]]:
-        """Plans that take as little as could be found."""
-        return least_plans(self.graphs, self.calls, self.end)
 
 
 def _measured(run: Callable[[], Any], record: ForwardRecord) -> int:

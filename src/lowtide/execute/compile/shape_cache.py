@@ -11,7 +11,11 @@ import torch
 from torch import fx
 
 from lowtide.execute.compile.family import Family, Shapes
-from lowtide.torch_internals import storage_id
+from lowtide.execute.compile.traced import traced_alone
+from lowtide.graph import Role
+from lowtide.torch_internals import TracingContext, storage_id, tracing
+from lowtide.trace.eager.layouts import fake_arguments, learned
+from lowtide.trace.shapes.numbers import as_tensors, free_of, number_at, stand_ins, traced_numbers
 from lowtide.trace.step.joint import Leaf
 from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
 
@@ -78,28 +82,78 @@ class Remembering:
         self._compiler = compiler
         self._purpose = purpose
         self._made: OrderedDict[Hashable, tuple[Fixed, Compiled]] = OrderedDict()
+        self._looks: set[Hashable] = set()
+        """Shapes that were met, whatever the numbers were."""
+        self._free: frozenset[int] | None = None if self._symbolic.floats else frozenset()
+        """Numbers that the function takes as tensors, once that is known: it is compiled once for all."""
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """The results for these arguments."""
-        key = _look(arguments, self._symbolic.numbers)
+        if self._free is None:
+            self._free = self._found_free(arguments)
+        if self._free:
+            return self._with_free_numbers(arguments, sorted(self._free))
+        fixed, compiled = self._compiled(_look(arguments, self._symbolic.numbers), arguments)
+        return _filled_in(fixed.results, compiled(*(arguments[k] for k in fixed.places)))
+
+    def _with_free_numbers(self, arguments: Sequence[Any], free: Sequence[int]) -> tuple[Any, ...]:
+        symbolic = self._symbolic
+        values = symbolic.values(arguments)
+        others = [values[node] for k, node in enumerate(symbolic.used) if k not in free]
+        tensors = [None if k in symbolic.numbers else one for k, one in enumerate(arguments)]
+        numbers = [tensor for k in free for tensor in as_tensors(values[symbolic.used[k]])]
+        fixed, compiled = self._compiled((_look(tensors), *others), arguments, numbers)
+        results = compiled(*(arguments[k] for k in fixed.places), *numbers)
+        return _filled_in(symbolic.results(values), results)
+
+    def _compiled(
+        self, key: Hashable, arguments: Sequence[Any], numbers: Sequence[torch.Tensor] = ()
+    ) -> tuple[Fixed, Compiled]:
         if key not in self._made:
-            self._made[key] = self._make(arguments)
+            self._made[key] = self._make(arguments, numbers)
             while len(self._made) > self.limit:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
-        fixed, compiled = self._made[key]
-        results = iter(compiled(*(arguments[k] for k in fixed.places)))
-        return tuple(next(results) if number is None else number for number in fixed.results)
+        return self._made[key]
 
-    def _make(self, arguments: Sequence[Any]) -> tuple[Fixed, Compiled]:
-        fixed = self._symbolic.at(arguments)
+    def _make(self, arguments: Sequence[Any], numbers: Sequence[torch.Tensor]) -> tuple[Fixed, Compiled]:
+        fixed = self._symbolic.at(arguments, self._free or (), number_at)
         leaves = [self._leaves[k] for k in fixed.places]
-        taken = [arguments[k] for k in fixed.places]
+        leaves += [Leaf(f"number {k // 2}", Role.INPUT) for k in range(len(numbers))]
+        taken = [*(arguments[k] for k in fixed.places), *numbers]
+        self._looks.add(_look(taken))
+        self._family.met = len(self._looks)
 
         def make() -> Compiled:
             return self._compiler(fixed.module, leaves, self._family)
 
         return fixed, alive(fixed.module, leaves, taken, self._purpose, make)
+
+    def _found_free(self, arguments: Sequence[Any]) -> frozenset[int]:
+        """Numbers of the function that may be tensors: it is traced twice, with other numbers each time."""
+        symbolic = self._symbolic
+        count = max(symbolic.floats) + 1
+        fixed = symbolic.at(arguments, symbolic.floats, number_at)
+        numbers = [tensor for _ in symbolic.floats for tensor in as_tensors(1.0)]
+        taken = [*(arguments[k] for k in fixed.places), *numbers]
+        found: list[fx.GraphModule] = []
+        for kind in (0, 1):
+            mode = learned().mode()
+            try:
+                with tracing(TracingContext(mode)), traced_numbers(stand_ins(count, kind)):
+                    one = traced_alone(fixed.module, fake_arguments(mode, taken))
+            except Exception:  # torch's own, of any kind: numbers are traced as they are then
+                return frozenset()
+            if one is None:
+                return frozenset()
+            found.append(one.capture.graph_module)
+        return free_of(found[0], found[1], count) & symbolic.floats
+
+
+def _filled_in(numbers: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Results in their order: these numbers, and tensors where there is None."""
+    tensors = iter(results)
+    return tuple(next(tensors) if number is None else number for number in numbers)
 
 
 def _look(arguments: Sequence[Any], numbers: Collection[int] = ()) -> Hashable:

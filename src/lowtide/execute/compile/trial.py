@@ -125,11 +125,14 @@ def _incoming(output: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
         return torch.ones_like(output)
     if is_distributed(output):
         return with_local(output, _incoming(local_of(output), like))
-    numbers = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin()
-    made = torch.empty_like(output)
-    if like is not None and like.shape == output.shape and like.stride() != made.stride():
-        made = made.new_empty_strided(output.shape, like.stride())
-    return made.copy_(numbers.view(output.shape))
+    numbers = torch.arange(output.numel(), device=output.device, dtype=torch.float32)
+    numbers = numbers.sin_().view(output.shape)
+    strides = torch.empty_like(output, device="meta").stride()
+    if like is not None and like.shape == output.shape:
+        strides = like.stride()
+    if output.dtype is torch.float32 and numbers.stride() == strides:
+        return numbers
+    return output.new_empty_strided(output.shape, strides).copy_(numbers)
 
 
 def _named(arguments: Sequence[Any], leaves: Sequence[Leaf]) -> list[tuple[torch.Tensor, str]]:

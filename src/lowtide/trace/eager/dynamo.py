@@ -12,6 +12,8 @@
   step runs (``trace/branches``).
 - It tells libraries that they are compiled, which then take other ways than in eager. Here they take those of
   eager (``is_compiling.py``).
+- It takes a number for a constant until it has seen another. Here a number that code goes on with behind the
+  end of a graph may be any number from the start: it was read from a tensor (``trace/shapes/numbers.py``).
 - It runs what it cannot trace without a word. Here the user is told where nothing was captured
   (``nothing_ran.py``).
 
@@ -32,7 +34,9 @@ from lowtide.dynamo_internals import (
     current_translator,
     function_handlers,
     inner_backend,
+    is_local_behind_break,
     module_variable,
+    number_builder,
     refuse_module,
 )
 from lowtide.torch_internals import TensorVariable, dynamo_config, part_of_compiler, set_part_of_compiler
@@ -88,7 +92,7 @@ def adapt_dynamo() -> None:
     context = compile_context()
     if not hasattr(context.__init__, _MARK):
         context.__init__ = lowtides(warned_once(context.__init__, _ours))
-    for variable, name, change in (*changes(), *_recurrent_changes()):
+    for variable, name, change in (*changes(), *_recurrent_changes(), *_number_changes()):
         method = getattr(variable, name)
         if not hasattr(method, _MARK):
             setattr(variable, name, lowtides(change(method, _ours)))
@@ -134,6 +138,21 @@ def _recurrent_changes() -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
         return call_method
 
     return (module_variable(), "call_function", call), (module_variable(), "call_method", call_by_name)
+
+
+def _number_changes() -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
+    """What takes a number for a constant."""
+
+    def wrap(method: Callable[..., Any], ours: Callable[[Any], bool]) -> Callable[..., Any]:
+        def wrap_symfloat(self: Any, value: float) -> Any:
+            if not ours(self.tx.output.compiler_fn) or not is_local_behind_break(self):
+                return method(self, value)
+            with dynamo_config.patch(assume_static_by_default=False):
+                return method(self, value)
+
+        return wrap_symfloat
+
+    return ((number_builder(), "wrap_symfloat", wrap),)
 
 
 def _refuse_recurrent(variable: Any, tx: Any, ours: Callable[[Any], bool]) -> None:

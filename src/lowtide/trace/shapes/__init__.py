@@ -2,5 +2,7 @@
 
 Takes what AOTAutograd has traced and the arguments of a call; gives a ``Joint`` for their shapes.
 
-From outside: ``concrete``, ``size_arithmetic``, ``template``.
+``numbers`` does the same for numbers that a step computes with.
+
+From outside: ``concrete``, ``numbers``, ``size_arithmetic``, ``template``.
 """

@@ -6,8 +6,9 @@ call's sizes are put in: numbers take the place of everything that is computed f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -115,31 +116,79 @@ class Symbolic:
         varying = [frozenset(k for k, d in enumerate(self._sizes[t]) if d is not None) for t in tensors]
         return fx.GraphModule(self._module, graph), varying
 
-    def at(self, arguments: Sequence[Any]) -> Fixed:
-        """The function for the sizes and numbers of these arguments."""
-        nodes = list(self._module.graph.nodes)
-        inputs = [node for node in nodes if node.op == "placeholder"]
+    @cached_property
+    def used(self) -> tuple[fx.Node, ...]:
+        """Numbers that go into operators."""
+        return tuple(
+            node
+            for node in self._values
+            if any(user not in self._values and user.op != "output" for user in node.users)
+        )
+
+    @cached_property
+    def floats(self) -> frozenset[int]:
+        """Which of those are real numbers that follow from values, not from shapes."""
+        given = [node for node in self._values if node.op == "placeholder"]
+        real = {one for node in given for one in _expressions(self._values[node]) if _is_real(one)}
+        return frozenset(
+            k
+            for k, node in enumerate(self.used)
+            if isinstance(self._values[node], torch.SymFloat)
+            and not real.isdisjoint(self._values[node].node.expr.free_symbols)
+        )
+
+    def values(self, arguments: Sequence[Any]) -> dict[fx.Node, Any]:
+        """All numbers of the function in a call with these arguments."""
+        inputs = self._module.graph.find_nodes(op="placeholder")
         known: dict[Any, Any] = {}
         for node, argument in zip(inputs, arguments, strict=True):
             if node in self._values:
                 number = argument.item() if isinstance(argument, torch.Tensor) else argument
                 known |= dict.fromkeys(_expressions(self._values[node]), number)
+        found: dict[fx.Node, Any] = {}
+        for node, value in self._values.items():
+            computed = node.op == "call_function" and all(one in found for one in node.all_input_nodes)
+            found[node] = _computed(node, found) if computed else _number(value, known)
+        return found
+
+    def results(self, values: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+        """Numbers among the results; None where the next tensor goes."""
+        results: Any = self._module.graph.output_node().args[0]
+        found = fx.node.map_arg(tuple(results), lambda n: values.get(n, n))
+        return tuple(None if isinstance(one, fx.Node) else one for one in found)
+
+    def at(
+        self,
+        arguments: Sequence[Any],
+        free: Collection[int] = (),
+        number_at: Callable[..., Any] | None = None,
+    ) -> Fixed:
+        """The function for the sizes and numbers of these arguments.
+
+        Of the numbers that it uses, it takes those that are ``free`` as further arguments, two tensors each,
+        and has ``number_at`` read them.
+        """
+        nodes = list(self._module.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        values = self.values(arguments)
+        taken = {self.used[k]: k for k in free}
         graph = fx.Graph()
-        made: dict[fx.Node, Any] = {}
-        results: tuple[Any, ...] = ()
+        made: dict[fx.Node, Any] = dict(values)
+        for node in inputs:
+            if node not in values:
+                made[node] = graph.node_copy(node)
+        tensors = {k: [graph.placeholder(f"number_{k}_{n}") for n in (64, 32)] for k in sorted(free)}
         for node in nodes:
             if node.op == "output":
-                results = tuple(fx.node.map_arg(node.args[0], lambda n: made[n]))
+                results = tuple(fx.node.map_arg(node.args[0], lambda n: values.get(n, made[n])))
                 graph.output(tuple(r for r in results if isinstance(r, fx.Node)))
-            elif node in self._values:
-                made[node] = (
-                    _computed(node, made) if _of_numbers(node, made) else _number(self._values[node], known)
-                )
-            else:
+            elif node in taken:
+                assert number_at is not None
+                made[node] = graph.call_function(number_at, (taken[node], *tensors[taken[node]]))
+            elif node not in made:
                 made[node] = graph.node_copy(node, lambda n: made[n])
-        places = tuple(k for k, node in enumerate(inputs) if node not in self._values)
-        kept = tuple(None if isinstance(r, fx.Node) else r for r in results)
-        return Fixed(fx.GraphModule(self._module, graph), places, kept)
+        places = tuple(k for k, node in enumerate(inputs) if node not in values)
+        return Fixed(fx.GraphModule(self._module, graph), places, self.results(values))
 
 
 def fingerprint(module: fx.GraphModule) -> Hashable:
@@ -161,17 +210,16 @@ def _symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLS)
 
 
+def _is_real(symbol: Any) -> bool:
+    return symbol.is_integer is not True
+
+
 def _expressions(value: Any) -> set[Any]:
     """How an input that is a number may be written in what is computed from it."""
     return {expression for expression in expressions(value) if getattr(expression, "is_symbol", False)}
 
 
-def _of_numbers(node: fx.Node, made: dict[fx.Node, Any]) -> bool:
-    """Whether the node is arithmetic on numbers that are known by now."""
-    return node.op == "call_function" and not any(isinstance(made[n], fx.Node) for n in node.all_input_nodes)
-
-
-def _computed(node: fx.Node, made: dict[fx.Node, Any]) -> Any:
+def _computed(node: fx.Node, made: Mapping[fx.Node, Any]) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: made[n])
     assert callable(node.target)
     return node.target(*args, **kwargs)

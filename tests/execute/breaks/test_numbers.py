@@ -1,0 +1,208 @@
+"""A step that goes on with numbers it reads: one capture and one plan for all of them, inside the budget."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import lowtide
+from lowtide.cost.watch import watch_cpu
+from lowtide.execute.breaks.alike import alike
+
+WIDTH = 32
+NUMBERS = 10
+
+
+class Reads(nn.Module):
+    """Layers, which go on with a number of theirs."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)) for _ in range(2))
+        self.use = use
+
+    def forward(self, x):
+        for layer in self.first:
+            x = F.dropout(torch.tanh(layer(x)), 0.1, self.training)
+        number = x.abs().max().item()
+        x = self.use(x, number)
+        for layer in self.second:
+            x = torch.tanh(layer(x))
+        return self.use(x, number)
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def fitted(model, x, **options):
+    known = {"budget": "80%", "time_limit": 0.3, "cache": False, "cost": "estimated", **options}
+    return lowtide.fit(loss_of, model, x, **known)
+
+
+def batches(dtype=torch.float32):
+    torch.manual_seed(1)
+    return [torch.randn(64, WIDTH).to(dtype) * (1 + k) for k in range(NUMBERS)]
+
+
+def left(step, model, x, seed):
+    """What a step leaves behind, and its peak."""
+    torch.manual_seed(seed)
+    model.zero_grad(set_to_none=True)
+    found = []
+
+    def run(_):
+        loss = step(model, x)
+        loss.backward()
+        found.append(loss.detach())
+
+    _, seen = watch_cpu(run)
+    leaves = x.nbytes + sum(p.nbytes for p in model.parameters())
+    return [*found, *(p.grad for p in model.parameters())], seen.peak_bytes + leaves
+
+
+def check(step, model, some):
+    """Every step is that of eager PyTorch, inside the budget."""
+    for k, x in enumerate(some):
+        eager, _ = left(loss_of, model, x, k)
+        planned, peak = left(step, model, x, k)
+        assert all(map(torch.equal, eager, planned))
+        assert peak <= step._subgraphs.budget_bytes
+
+
+def arithmetic(x, n):
+    return (n * x + n) / max(1.0, 3 * n) * (n - x) + x * (x > n / 2)
+
+
+TENSORS = {
+    "arithmetic": arithmetic,
+    "tensors of one element": lambda x, n: x * (x.mean() * n + 1),
+    "a part of the numbers": lambda x, n: F.leaky_relu((x - n).clamp(max=0.5), 0.1),
+}
+
+
+@pytest.mark.parametrize("use", TENSORS.values(), ids=TENSORS)
+def test_a_number_is_an_argument_of_the_graph(use):
+    torch.manual_seed(0)
+    model, some = Reads(use), batches()
+    step = fitted(model, some[0])
+    graphs = len(step.plans)
+    check(step, model, some)
+    assert len(step.plans) == graphs, "captured again"
+
+
+def test_other_shapes_take_no_more_than_the_first():
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic), batches()
+    step = fitted(model, some[0])
+    shorter = [x[:size] for x, size in zip(some, (60, 56, 60, 56), strict=False)]
+    for k, x in enumerate(shorter):
+        eager, _ = left(loss_of, model, x, k)
+        planned, peak = left(step, model, x, k)
+        assert all(map(torch.equal, eager, planned))
+        assert peak <= step._subgraphs.budget_bytes
+
+
+def test_so_it_is_in_half_precision():
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic).bfloat16(), batches(torch.bfloat16)
+    step = fitted(model, some[0])
+    graphs = len(step.plans)
+    check(step, model, some)
+    assert len(step.plans) == graphs, "captured again"
+
+
+CONSTANTS = {
+    "an exponent and a limit": lambda x, n: (x.abs() + 0.1).clamp(max=0.9 * n) ** (n + 1.5),
+    "a share that is dropped": lambda x, n: F.dropout(x, min(0.5, n / 4)),
+    "one element in half precision": lambda x, n: x * (x.bfloat16().mean() * n).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("use", CONSTANTS.values(), ids=CONSTANTS)
+def test_a_graph_with_another_constant_runs_by_the_plan_that_is_known(use):
+    """More of them than there may be shapes: each is captured, and takes what the first takes."""
+    torch.manual_seed(0)
+    model, some = Reads(use), batches()
+    step = fitted(model, some[0])
+    check(step, model, some)
+    programs = {id(plan.program) for plan in step.plans}
+    assert len(step.plans) > len(programs), "no plan was made again"
+    assert not step._subgraphs.unplanned
+
+
+def test_graphs_that_are_remembered_do_not_grow_in_number(monkeypatch):
+    monkeypatch.setattr("lowtide.execute.breaks.subgraphs._LATER", 3)
+    torch.manual_seed(0)
+    model, some = Reads(CONSTANTS["an exponent and a limit"]), batches()
+    step = fitted(model, some[0])
+    graphs = len(step.plans)
+    check(step, model, some)
+    assert len(step.plans) == graphs + 3
+    assert step._subgraphs.together.count == graphs + 3
+
+
+def test_a_step_waits_for_its_backward_with_its_own_numbers():
+    """As where losses of two batches are added up."""
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic).eval(), batches()
+    step = fitted(model, some[0])
+    for one, other in zip(some[1:3], some[3:5], strict=True):
+        found = []
+        for way in (loss_of, step):
+            model.zero_grad(set_to_none=True)
+            (way(model, one) + way(model, other)).backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        assert all(map(torch.equal, *found))
+
+
+def test_fused_kernels_take_the_number_too(one_by_one):
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic).double(), batches(torch.float64)
+    step = fitted(model, some[0], kernels="fused", budget="75%")
+    graphs = len(step.plans)
+    for k, x in enumerate(some[:4]):
+        eager, _ = left(loss_of, model, x, k)
+        planned, peak = left(step, model, x, k)
+        assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(eager, planned, strict=True))
+        assert peak <= step._subgraphs.budget_bytes
+    assert len(step.plans) == graphs
+
+
+def test_the_backend_takes_numbers_as_arguments_too():
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic), batches()[:5]
+    compiled = torch.compile(loss_of, backend="lowtide", options={"budget": "80%", "time_limit": 0.3})
+    for k, x in enumerate(some):
+        eager, _ = left(loss_of, model, x, k)
+        planned, _ = left(compiled, model, x, k)
+        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(eager, planned, strict=True))
+
+
+def test_a_step_of_one_graph_is_captured_once_for_all_numbers_behind_the_first():
+    torch.manual_seed(0)
+    model, (x, *_) = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), batches()
+
+    def weighted(model, x, weight):
+        return model(x).square().mean() * weight
+
+    step = lowtide.fit(weighted, model, x, 0.5, budget="100%", time_limit=0.3, cost="estimated", cache=False)
+    for weight in (0.25, 0.7, 1.0, 0.0, 3.1):
+        found = []
+        for way in (weighted, step):
+            model.zero_grad(set_to_none=True)
+            way(model, x, weight).backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        assert all(map(torch.equal, *found))
+
+
+def test_graphs_are_alike_where_numbers_alone_differ():
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, requires_grad=True)
+    graphs = [
+        lowtide.capture(lambda x, f=f: f(x).sum(), x).step.graph
+        for f in (lambda x: x * 2.5, lambda x: x * 3.5, lambda x: x + 3.5, lambda x: (x * 2.5).view(16))
+    ]
+    assert alike(graphs[0], graphs[1])
+    assert not alike(graphs[0], graphs[2])
+    assert not alike(graphs[0], graphs[3])
