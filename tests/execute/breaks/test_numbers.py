@@ -10,7 +10,7 @@ from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.alike import alike
 
 WIDTH = 32
-NUMBERS = 10
+NUMBERS = 9
 
 
 class Reads(nn.Module):
@@ -74,38 +74,46 @@ def arithmetic(x, n):
     return (n * x + n) / max(1.0, 3 * n) * (n - x) + x * (x > n / 2)
 
 
-TENSORS = {
-    "arithmetic": arithmetic,
+def test_a_number_is_an_argument_of_the_graph():
+    torch.manual_seed(0)
+    model, some = Reads(arithmetic), batches()
+    step = fitted(model, some[0])
+    graphs = len(step.plans)
+    check(step, model, some)
+    assert len(step.plans) == graphs, "captured again"
+    _check_two_at_once(step, model.eval(), *some[1:3])
+    check(step, model.train(), [x[:size] for x, size in zip(some, (60, 56, 60), strict=False)])
+
+
+def _check_two_at_once(step, model, one, other):
+    """A step waits for its backward with its own numbers, as where losses of two batches are added up."""
+    found = []
+    for way in (loss_of, step):
+        model.zero_grad(set_to_none=True)
+        (way(model, one) + way(model, other)).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+SOME = {
     "tensors of one element": lambda x, n: x * (x.mean() * n + 1),
     "a part of the numbers": lambda x, n: F.leaky_relu((x - n).clamp(max=0.5), 0.1),
 }
 
 
-@pytest.mark.parametrize("use", TENSORS.values(), ids=TENSORS)
-def test_a_number_is_an_argument_of_the_graph(use):
+@pytest.mark.parametrize("use", SOME.values(), ids=SOME)
+def test_other_uses_of_numbers(use):
     torch.manual_seed(0)
-    model, some = Reads(use), batches()
+    model, some = Reads(use), batches()[:3]
     step = fitted(model, some[0])
     graphs = len(step.plans)
     check(step, model, some)
     assert len(step.plans) == graphs, "captured again"
 
 
-def test_other_shapes_take_no_more_than_the_first():
-    torch.manual_seed(0)
-    model, some = Reads(arithmetic), batches()
-    step = fitted(model, some[0])
-    shorter = [x[:size] for x, size in zip(some, (60, 56, 60, 56), strict=False)]
-    for k, x in enumerate(shorter):
-        eager, _ = left(loss_of, model, x, k)
-        planned, peak = left(step, model, x, k)
-        assert all(map(torch.equal, eager, planned))
-        assert peak <= step._subgraphs.budget_bytes
-
-
 def test_so_it_is_in_half_precision():
     torch.manual_seed(0)
-    model, some = Reads(arithmetic).bfloat16(), batches(torch.bfloat16)
+    model, some = Reads(arithmetic).bfloat16(), batches(torch.bfloat16)[:3]
     step = fitted(model, some[0])
     graphs = len(step.plans)
     check(step, model, some)
@@ -114,46 +122,23 @@ def test_so_it_is_in_half_precision():
 
 CONSTANTS = {
     "an exponent and a limit": lambda x, n: (x.abs() + 0.1).clamp(max=0.9 * n) ** (n + 1.5),
-    "a share that is dropped": lambda x, n: F.dropout(x, min(0.5, n / 4)),
-    "one element in half precision": lambda x, n: x * (x.bfloat16().mean() * n).to(x.dtype),
+    "one element in half precision": lambda x, n: F.dropout(x, n / 4) * (x.bfloat16().mean() * n).to(x.dtype),
 }
 
 
 @pytest.mark.parametrize("use", CONSTANTS.values(), ids=CONSTANTS)
-def test_a_graph_with_another_constant_runs_by_the_plan_that_is_known(use):
+def test_a_graph_with_another_constant_runs_by_the_plan_that_is_known(use, monkeypatch):
     """More of them than there may be shapes: each is captured, and takes what the first takes."""
+    monkeypatch.setattr("lowtide.execute.breaks.subgraphs._LATER", 3)
     torch.manual_seed(0)
     model, some = Reads(use), batches()
     step = fitted(model, some[0])
-    check(step, model, some)
-    programs = {id(plan.program) for plan in step.plans}
-    assert len(step.plans) > len(programs), "no plan was made again"
-    assert not step._subgraphs.unplanned
-
-
-def test_graphs_that_are_remembered_do_not_grow_in_number(monkeypatch):
-    monkeypatch.setattr("lowtide.execute.breaks.subgraphs._LATER", 3)
-    torch.manual_seed(0)
-    model, some = Reads(CONSTANTS["an exponent and a limit"]), batches()
-    step = fitted(model, some[0])
     graphs = len(step.plans)
     check(step, model, some)
-    assert len(step.plans) == graphs + 3
+    assert len(step.plans) == graphs + 3, "those that are remembered"
     assert step._subgraphs.together.count == graphs + 3
-
-
-def test_a_step_waits_for_its_backward_with_its_own_numbers():
-    """As where losses of two batches are added up."""
-    torch.manual_seed(0)
-    model, some = Reads(arithmetic).eval(), batches()
-    step = fitted(model, some[0])
-    for one, other in zip(some[1:3], some[3:5], strict=True):
-        found = []
-        for way in (loss_of, step):
-            model.zero_grad(set_to_none=True)
-            (way(model, one) + way(model, other)).backward()
-            found.append([p.grad.clone() for p in model.parameters()])
-        assert all(map(torch.equal, *found))
+    assert len({id(plan.program) for plan in step.plans}) <= graphs, "no plan was made again"
+    assert not step._subgraphs.unplanned
 
 
 def test_fused_kernels_take_the_number_too(one_by_one):
