@@ -21,6 +21,7 @@ __all__ = [
     "is_local_behind_break",
     "module_variable",
     "number_builder",
+    "own_errors",
     "refuse_module",
     "sources_of_sizes",
     "value_at",
@@ -67,6 +68,13 @@ def refuse_module(translator: Any, module: Any) -> None:
     from torch._dynamo.variables.builder import VariableBuilder
 
     VariableBuilder(translator, module.source).wrap_module(module.value)
+
+
+def own_errors() -> tuple[type[Exception], ...]:
+    """What Dynamo raises where it has failed itself. Seen in 2.11, 2.13."""
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    return InternalTorchDynamoError, AssertionError
 
 
 def number_builder() -> Any:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
@@ -122,6 +123,7 @@ def test_so_it_is_in_half_precision():
 
 CONSTANTS = {
     "an exponent and a limit": lambda x, n: (x.abs() + 0.1).clamp(max=0.9 * n) ** (n + 1.5),
+    "in what is checkpointed": lambda x, n: checkpoint(lambda x: torch.tanh(x / n), x, use_reentrant=False),
     "one element in half precision": lambda x, n: F.dropout(x, n / 4) * (x.bfloat16().mean() * n).to(x.dtype),
 }
 
@@ -164,21 +166,43 @@ def test_the_backend_takes_numbers_as_arguments_too():
         assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(eager, planned, strict=True))
 
 
-def test_a_step_of_one_graph_is_captured_once_for_all_numbers_behind_the_first():
+class Scaled(torch.autograd.Function):
+    """A product that a user has written."""
+
+    @staticmethod
+    def forward(ctx, x, number):
+        ctx.number = number
+        return x * number
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.number, None
+
+
+WEIGHTED = {
+    "as it is": lambda model, x, weight: model(x).square().mean() * weight,
+    "a zero with a sign": lambda model, x, weight: torch.atan2(model(x).abs() * weight, -x.abs() - 1).mean(),
+    "in what is checkpointed": lambda model, x, weight: (
+        checkpoint(lambda x: model(x) * weight, x, use_reentrant=False).square().mean()
+    ),
+    "in a function of autograd": lambda model, x, weight: Scaled.apply(model(x), weight).square().mean(),
+}
+
+
+@pytest.mark.parametrize("weighted", WEIGHTED.values(), ids=WEIGHTED)
+def test_numbers_of_a_step_of_one_graph(weighted):
     torch.manual_seed(0)
     model, (x, *_) = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), batches()
-
-    def weighted(model, x, weight):
-        return model(x).square().mean() * weight
-
-    step = lowtide.fit(weighted, model, x, 0.5, budget="100%", time_limit=0.3, cost="estimated", cache=False)
-    for weight in (0.25, 0.7, 1.0, 0.0, 3.1):
+    options = {"budget": "100%", "time_limit": 0.3, "cost": "estimated", "cache": False}
+    step = lowtide.fit(weighted, model, x, 0.5, **options)
+    for weight in (0.25, 0.7, 1.0, 0.0, -0.0, 3.1):
         found = []
         for way in (weighted, step):
             model.zero_grad(set_to_none=True)
-            way(model, x, weight).backward()
-            found.append([p.grad.clone() for p in model.parameters()])
-        assert all(map(torch.equal, *found))
+            loss = way(model, x, weight)
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        assert all(map(torch.equal, *found)), weight
 
 
 def test_graphs_are_alike_where_numbers_alone_differ():

@@ -99,7 +99,7 @@ class Remembering:
     def _with_free_numbers(self, arguments: Sequence[Any], free: Sequence[int]) -> tuple[Any, ...]:
         symbolic = self._symbolic
         values = symbolic.values(arguments)
-        others = [values[node] for k, node in enumerate(symbolic.used) if k not in free]
+        others = [_number_key(values[node]) for k, node in enumerate(symbolic.used) if k not in free]
         tensors = [None if k in symbolic.numbers else one for k, one in enumerate(arguments)]
         numbers = [tensor for k in free for tensor in as_tensors(values[symbolic.used[k]])]
         fixed, compiled = self._compiled((_look(tensors), *others), arguments, numbers)
@@ -163,9 +163,9 @@ def _look(arguments: Sequence[Any], numbers: Collection[int] = ()) -> Hashable:
     looks = []
     for k, argument in enumerate(arguments):
         if not isinstance(argument, torch.Tensor):
-            looks.append((type(argument), argument))
+            looks.append((type(argument), _number_key(argument)))
         elif k in numbers:
-            looks.append((float, argument.item()))
+            looks.append((float, _number_key(argument.item())))
         else:
             looks.append(_look_of_tensor(argument, k, storages))
     return (
@@ -175,6 +175,11 @@ def _look(arguments: Sequence[Any], numbers: Collection[int] = ()) -> Hashable:
         torch.get_default_dtype(),
         tuple((device, torch.get_autocast_dtype(device)) for device in devices),
     )
+
+
+def _number_key(value: Any) -> Any:
+    """What tells a number from others: -0.0 is not 0.0, and NaN is NaN."""
+    return repr(value) if isinstance(value, float) else value
 
 
 def _look_of_tensor(tensor: torch.Tensor, place: int, storages: dict[int, int]) -> tuple[Any, ...]:

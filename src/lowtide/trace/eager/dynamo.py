@@ -37,6 +37,7 @@ from lowtide.dynamo_internals import (
     is_local_behind_break,
     module_variable,
     number_builder,
+    own_errors,
     refuse_module,
 )
 from lowtide.torch_internals import TensorVariable, dynamo_config, part_of_compiler, set_part_of_compiler
@@ -170,7 +171,11 @@ def _often(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
         if not _ours(given):
             return compile_frame(*args, **kwargs)
         with dynamo_config.patch(_SETTINGS), grouped_products():
-            return compile_frame(*args, **kwargs)
+            try:
+                return compile_frame(*args, **kwargs)
+            except own_errors():  # as of numbers that functions inside of others use: constants work
+                with dynamo_config.patch(specialize_float=True):
+                    return compile_frame(*args, **kwargs)
 
     return compiled
 

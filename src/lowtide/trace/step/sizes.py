@@ -65,6 +65,8 @@ class Symbolic:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[fx.Node, Any] = {}
+        self._in_tensors: set[fx.Node] = set()
+        """Inputs that are numbers and come in tensors."""
         self._sizes: dict[fx.Node, list[Any]] = {}
         """Of inputs that are tensors: how each size is written, None where it is a number."""
         for node in module.graph.nodes:
@@ -78,6 +80,8 @@ class Symbolic:
                 sizes: Sequence[Any] = value.shape
                 self._sizes[copies[node]] = [d.node.expr if isinstance(d, SYMBOLS) else None for d in sizes]
                 value = _number_in(node)
+                if value is not None:
+                    self._in_tensors.add(copies[node])
             if _symbolic(value):
                 self._values[copies[node]] = value
         self._module = fx.GraphModule(module, graph)
@@ -134,6 +138,7 @@ class Symbolic:
             k
             for k, node in enumerate(self.used)
             if isinstance(self._values[node], torch.SymFloat)
+            and node not in self._in_tensors
             and not real.isdisjoint(self._values[node].node.expr.free_symbols)
         )
 
@@ -165,7 +170,8 @@ class Symbolic:
     ) -> Fixed:
         """The function for the sizes and numbers of these arguments.
 
-        Of the numbers that it uses, it takes those that are ``free`` as further arguments, two tensors each,
+        Functions inside of it, such as what is checkpointed, take numbers in tensors, and find constants. Of
+        the numbers that it uses, it takes those that are ``free`` as further arguments, two tensors each,
         and has ``number_at`` read them.
         """
         nodes = list(self._module.graph.nodes)
@@ -182,6 +188,8 @@ class Symbolic:
             if node.op == "output":
                 results = tuple(fx.node.map_arg(node.args[0], lambda n: values.get(n, made[n])))
                 graph.output(tuple(r for r in results if isinstance(r, fx.Node)))
+            elif node in self._in_tensors and node in self.used:
+                made[node] = graph.call_function(torch.tensor, (values[node],), {"dtype": torch.float64})
             elif node in taken:
                 assert number_at is not None
                 made[node] = graph.call_function(number_at, (taken[node], *tensors[taken[node]]))
@@ -232,6 +240,8 @@ def _number(value: Any, known: dict[Any, Any]) -> Any:
     if not isinstance(value, SYMBOLS):
         return value
     expression = value.node.expr
+    if expression in known:  # as it is: -0.0 stays what it is
+        return known[expression]
     result = expression.subs(known)
     if result.free_symbols:
         raise CaptureError(
