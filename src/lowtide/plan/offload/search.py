@@ -73,7 +73,8 @@ class _Away:
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
         self.recomputing = any(problem.again)
-        worth = self.recomputing and _REPEATING <= len(problem.ops) <= REUSED_A_SECOND * time_limit
+        most = REUSED_A_SECOND * max(time_limit, _SHORT)
+        worth = self.recomputing and _REPEATING <= len(problem.ops) <= most
         self.ways = shared(problem, self.plain) if worth else []
         """Ways to choose once for the copies of repeated blocks."""
         self.best: Found | None = None
@@ -111,7 +112,8 @@ class _Away:
     def work(self) -> None:
         """The search itself; what repeats is chosen first, as that soon gives good plans."""
         self.reuse()
-        if self.recomputing or self.plain.peak <= self.budget:
+        able = self.recomputing or self.plain.peak <= self.budget
+        if able and (self.best is None or not self.done()):
             self.alone()
         self.grow()
         for away, events in self.candidates():
@@ -178,6 +180,8 @@ class _Away:
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
         for share, part in _TRIES:
+            if self.done():
+                return
             slower = slowed(self.link, share)
             asked = CutProblem(self.problem, max(1, int(self.budget * part)), self.cuts, link=slower)
             seconds = max(0.1, min(self.left(), self.time_limit * time_shares.OFFLOAD_CHOICE))

@@ -118,14 +118,16 @@ class _Walk:
         readers = problem.readers[s]
         place = bisect_right(readers, self.now)
         distance = (readers[place] if place < len(readers) else 2 * len(problem.ops)) - self.now
-        time, stack, seen = 0, [problem.producer[s]], set[int]()
+        live, producer, reads, repeat = self.live, problem.producer, problem.reads, problem.repeat
+        time, stack, seen = 0, [producer[s]], set[int]()
         while stack and len(seen) < 200:
             op = stack.pop()
             if op in seen:
                 continue
             seen.add(op)
-            time += problem.repeat[op] + 1
-            stack += [problem.producer[u] for u in problem.reads[op] if u not in self.live]
+            time += repeat[op] + 1
+            if not live.issuperset(reads[op]):
+                stack += [producer[u] for u in reads[op] if u not in live]
         return time / (problem.bytes[s] * max(1, distance))
 
     def _hold(self, s: int) -> None:

@@ -4,7 +4,7 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
 2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
-   the shortest path of step 7;
+   the shortest path of step 7; for large ones in little time annealing from schedules that are given;
 3. for large problems with repeated blocks a cut program with one choice for all copies;
 4. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
@@ -156,12 +156,14 @@ class _Search(State):
             short = 1.0 if self.effort else min(1.0, self.time_limit)
             moves = max(10_000, int(100_000 * short))
             anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
+        quick = len(self.problem.ops) > REUSED_A_SECOND * (self.effort or self.time_limit)
+        if self.large and quick and self.budget >= self.in_order:
+            pool = [self.from_given(outcome, k) for k, outcome in enumerate(pool)]
         small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
         cuts = Cuts(self.problem, self.budget, self.plain.peak_at, self.relaxation)
-        quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
         ties = shared(self.problem, self.plain) if self.large and not quick and not self.done() else []
         freely = self.reuse(ties[0], time_shares.BLOCKS) if ties else None
         share = time_shares.CUT_PROGRAMS_LARGE if self.large else time_shares.CUT_PROGRAMS
@@ -179,6 +181,12 @@ class _Search(State):
         if not self.done() and self.best is not None and self.there is None:
             cuts.tighten(self.best.events, most=2)
             self.solve_cuts(cuts, rounds=3, share=time_shares.CUT_PROGRAMS_AGAIN)
+
+    def from_given(self, outcome: Outcome, number: int) -> Outcome:
+        """Anneal a schedule that was given, before all else: where that ended."""
+        seed = self.seed * 1000 + 50 + number
+        _, _, events = anneal_round(self, self.line, outcome.events, moves_of(self), seed=seed, hot=2.0)
+        return evaluate(self.problem, events)
 
     def anneal(self, pool: list[Outcome], others: Sequence[Sequence[int]]) -> None:
         """Anneal in the order that needs least, then in the others where time is left."""
