@@ -88,3 +88,52 @@ def test_once_time_is_up_and_a_plan_is_known_nothing_else_begins(deep, monkeypat
     found = searched(deep, budget, time_limit=1000, only={"recompute", "offload"}, link=LINK)
     assert begun == ([] if known else ["alone"])
     assert found.events == plan.events
+
+
+COMPILED_ONLY = pytest.mark.skipif(not portfolio.COMPILED, reason="the kernel is not compiled here")
+
+
+@pytest.fixture
+def few_moves(monkeypatch):
+    """Nothing but greedy, and the fewest moves."""
+    monkeypatch.setattr(annealing, "_WORK", 1)
+    monkeypatch.setattr(portfolio._Search, "solve_cuts", lambda *given, **options: [])
+    monkeypatch.setattr(portfolio, "shared", lambda *given: [])
+
+
+def is_better_than_greedy(problem, budget, found):
+    """Whether the schedule is an annealed one, and valid."""
+    check(problem.graph, found.program, budget=budget)
+    return (
+        found.method == "annealing" and found.cost < evaluate(problem, portfolio.greedy(problem, budget)).cost
+    )
+
+
+@COMPILED_ONLY
+@pytest.mark.usefixtures("few_moves")
+def test_where_time_is_up_after_greedy_its_schedule_is_annealed_all_the_same(deep, monkeypatch):
+    monkeypatch.setattr(portfolio._Search, "left", lambda self: -1.0 if self.walked else 1e9)
+    budget = int(evaluate(deep, ()).peak * 0.6)
+    found = [searched(deep, budget, time_limit=1000) for _ in range(2)]
+    assert is_better_than_greedy(deep, budget, found[0])
+    assert (found[0].events, found[0].stopped_by_time) == (found[1].events, True)
+
+
+@COMPILED_ONLY
+@pytest.mark.usefixtures("few_moves")
+@pytest.mark.parametrize("only", [{"recompute"}, {"recompute", "offload"}])
+def test_where_time_is_up_before_greedy_it_is_tried_after_all(deep, monkeypatch, only):
+    monkeypatch.setattr(portfolio._Search, "left", lambda _: -1.0)
+    monkeypatch.setattr(away._Away, "left", lambda _: -1.0)
+    budget = int(evaluate(deep, ()).peak * 0.6)
+    found = searched(deep, budget, time_limit=1000, only=only, link=LINK)
+    assert is_better_than_greedy(deep, budget, found)
+
+
+@pytest.mark.usefixtures("few_moves")
+@pytest.mark.parametrize(("name", "value"), [("COMPILED", False), ("_SURELY", 0)])
+def test_where_a_round_would_be_long_none_begins_once_time_is_up(deep, monkeypatch, name, value):
+    monkeypatch.setattr(portfolio, name, value)
+    monkeypatch.setattr(portfolio._Search, "left", lambda _: -1.0)
+    budget = int(evaluate(deep, ()).peak * 0.6)
+    assert searched(deep, budget, time_limit=1000).method == "greedy"

@@ -126,7 +126,9 @@ class _Away:
         large = len(self.problem.ops) >= _LARGE and not self.ways
         share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
         effort = min(self.time_limit * share, max(0.2, self.left()))
-        found = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
+        found = recompute_or_none(
+            self.problem, self.budget, effort=effort, seed=self.seed, after_all=self.best is None
+        )
         self.offer(found)
         if found is not None and found.interrupted:
             raise KeyboardInterrupt
