@@ -131,7 +131,7 @@ def test_where_time_is_up_before_greedy_it_is_tried_after_all(deep, monkeypatch,
 
 
 @pytest.mark.usefixtures("few_moves")
-@pytest.mark.parametrize(("name", "value"), [("COMPILED", False), ("_SURELY", 0)])
+@pytest.mark.parametrize(("name", "value"), [("COMPILED", False), ("_OVERTIME", 0)])
 def test_where_a_round_would_be_long_none_begins_once_time_is_up(deep, monkeypatch, name, value):
     monkeypatch.setattr(portfolio, name, value)
     monkeypatch.setattr(portfolio._Search, "left", lambda _: -1.0)

@@ -39,6 +39,8 @@ _REPEATING = 300
 """From so many operators on, repeated blocks are looked for."""
 _SHORT = 2.5
 """Seconds in which what repeats is chosen, however short the time limit: plans are worth more than bounds."""
+_CHOICE = 0.5
+"""Seconds for one such choice at least: most are solved in less, and plans are as good as the choice is."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
 _ROUNDS = 6
@@ -172,7 +174,7 @@ class _Away:
         for ties in self.ways[1:] + self.ways[:1]:
             if self.done() or self.left() < until:
                 break
-            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
+            seconds = max(_CHOICE, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
             result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
             if result.events is not None:

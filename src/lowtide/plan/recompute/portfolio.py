@@ -67,7 +67,7 @@ _NEARLY = 1.2
 """A schedule of at most so much of the budget is worth mending."""
 _COLD = 0.05
 """The heat, in times of a usual operator, at which a good schedule is mended and not forgotten."""
-_SURELY = 60_000_000
+_OVERTIME = 60_000_000
 """Moves times operators that annealing may take even where time is up: about half a second on one core."""
 _TINY = 40
 """Up to so many operators the shortest path comes even before the cut programs."""
@@ -158,11 +158,10 @@ class _Search(State):
 
         For very large problems, and without the compiled kernel, a round is not short: it ends in time.
         """
-        surely = COMPILED and SHORTEST * len(self.problem.ops) <= _SURELY
+        self.overtime = COMPILED and SHORTEST * len(self.problem.ops) <= _OVERTIME
         seed = self.seed * 1000 + 50 + number
-        _, _, events = anneal_round(
-            self, self.line, start.events, SHORTEST, seed=seed, hot=2.0, surely=surely
-        )
+        _, _, events = anneal_round(self, self.line, start.events, SHORTEST, seed=seed, hot=2.0)
+        self.overtime = False
         return evaluate(self.problem, events)
 
     def walk(self) -> Outcome:

@@ -67,12 +67,8 @@ def anneal_round(
     seed: int,
     hot: float,
     method: str = "annealing",
-    surely: bool = False,
 ) -> tuple[int, int, frozenset[Event]]:
-    """One round of annealing, in pieces short enough for a deadline and an interrupt: how it ended.
-
-    With ``surely`` it is run even where time is up.
-    """
+    """One round of annealing, in pieces short enough for a deadline and an interrupt: how it ended."""
     weight = max(16, state.median * 64)
     pieces = max(1, moves * len(line.problem.ops) // 12_000_000)
     cold = hot / 32
@@ -81,7 +77,7 @@ def anneal_round(
     events = start
     excess = cost = 0
     for piece in range(pieces):
-        if not surely and state.done():
+        if state.done():
             break
         high = hot * state.median * ratio**piece
         result = line.annealer.round(
