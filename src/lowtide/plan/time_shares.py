@@ -32,7 +32,7 @@ TILE_PROBE = 0.1
 """Of the time that is left, for one way to cut: the best of them gets the rest."""
 TILE_PROBE_AROUND = 0.3
 """The same where most of the step is around the tiles: planning that takes longer."""
-TILE_SHORTEST = 0.05
+TILE_SHORTEST = 0.02
 """For a way to cut where no time is left and no plan is found: one that fits is worth it."""
 TILE_PLANNING = 0.1
 """For planning a way to cut once its tiles are captured; a way that leaves less time is not begun."""

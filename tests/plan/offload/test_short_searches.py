@@ -2,6 +2,7 @@
 
 import pytest
 
+from lowtide.plan.bounds.cut import Effort
 from lowtide.plan.check.checker import check
 from lowtide.plan.offload import search as away
 from lowtide.plan.problem.schedule import evaluate
@@ -63,14 +64,20 @@ def test_a_given_schedule_that_is_annealed_first_gives_the_same_plan_each_time(d
     check(deep.graph, found[0].program, budget=budget)
 
 
-def test_repeated_blocks_are_used_however_short_the_time_limit(deep, monkeypatch):
-    looked = []
-    monkeypatch.setattr(away, "shared", lambda *given: looked.append(given) or [])
-    monkeypatch.setattr(annealing, "_WORK", 1)  # the fewest moves
+def test_one_choice_for_repeated_blocks_is_tried_however_short_the_time_limit(deep, monkeypatch):
+    chosen, solve = [], away.solve_cuts
+
+    def solved(asked, effort, **options):
+        chosen.append(options)
+        return solve(asked, Effort(100, 1000.0, effort.slack), **options)
+
+    monkeypatch.setattr(away, "solve_cuts", solved)
+    monkeypatch.setattr(away._Away, "left", lambda _: -1.0)
+    monkeypatch.setattr(portfolio._Search, "done", lambda self: self.best is not None)
     budget = int(evaluate(deep, ()).peak * 0.6)
-    assert len(deep.ops) > portfolio.REUSED_A_SECOND * 0.3
-    found = searched(deep, budget, time_limit=0.3, only={"recompute", "offload"}, link=LINK)
-    assert looked
+    found = searched(deep, budget, time_limit=0.01, only={"recompute", "offload"}, link=LINK)
+    assert [list(options) for options in chosen] == [["ties"]]
+    assert found.method.startswith("offload")
     check(deep.graph, found.program, budget=budget)
 
 
@@ -99,6 +106,7 @@ def few_moves(monkeypatch):
     monkeypatch.setattr(annealing, "_WORK", 1)
     monkeypatch.setattr(portfolio._Search, "solve_cuts", lambda *given, **options: [])
     monkeypatch.setattr(portfolio, "shared", lambda *given: [])
+    monkeypatch.setattr(away, "shared", lambda *given: [])
 
 
 def is_better_than_greedy(problem, budget, found):

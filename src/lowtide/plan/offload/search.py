@@ -168,11 +168,14 @@ class _Away:
                 cuts = cuts | {worst}
 
     def reuse(self) -> None:
-        """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
+        """Choose once for the copies of repeated blocks of a large step: that is soon solved.
+
+        The first choice is tried however short the time limit is.
+        """
         until = self.left() - self.time_limit * time_shares.OFFLOAD_BLOCKS
         self.others = self.left() - max(_SHORT, self.time_limit * time_shares.OFFLOAD_BLOCKS_MOST)
-        for ties in self.ways[1:] + self.ways[:1]:
-            if self.done() or self.left() < until:
+        for k, ties in enumerate(self.ways[1:] + self.ways[:1]):
+            if k and (self.done() or self.left() < until):
                 break
             seconds = max(_CHOICE, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
