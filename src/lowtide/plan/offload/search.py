@@ -39,6 +39,8 @@ _REPEATING = 300
 """From so many operators on, repeated blocks are looked for."""
 _SHORT = 2.5
 """Seconds in which what repeats is chosen, however short the time limit: plans are worth more than bounds."""
+_CHOICE = 0.5
+"""Seconds for one such choice at least: most are solved in less, and plans are as good as the choice is."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
 _ROUNDS = 6
@@ -73,7 +75,8 @@ class _Away:
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
         self.recomputing = any(problem.again)
-        worth = self.recomputing and _REPEATING <= len(problem.ops) <= REUSED_A_SECOND * time_limit
+        most = REUSED_A_SECOND * max(time_limit, _SHORT)
+        worth = self.recomputing and _REPEATING <= len(problem.ops) <= most
         self.ways = shared(problem, self.plain) if worth else []
         """Ways to choose once for the copies of repeated blocks."""
         self.best: Found | None = None
@@ -111,7 +114,8 @@ class _Away:
     def work(self) -> None:
         """The search itself; what repeats is chosen first, as that soon gives good plans."""
         self.reuse()
-        if self.recomputing or self.plain.peak <= self.budget:
+        able = self.recomputing or self.plain.peak <= self.budget
+        if able and (self.best is None or not self.done()):
             self.alone()
         self.grow()
         for away, events in self.candidates():
@@ -124,7 +128,9 @@ class _Away:
         large = len(self.problem.ops) >= _LARGE and not self.ways
         share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
         effort = min(self.time_limit * share, max(0.2, self.left()))
-        found = recompute_or_none(self.problem, self.budget, effort=effort, seed=self.seed)
+        found = recompute_or_none(
+            self.problem, self.budget, effort=effort, seed=self.seed, after_all=self.best is None
+        )
         self.offer(found)
         if found is not None and found.interrupted:
             raise KeyboardInterrupt
@@ -162,13 +168,16 @@ class _Away:
                 cuts = cuts | {worst}
 
     def reuse(self) -> None:
-        """Choose once for the copies of repeated blocks of a large step: that is soon solved."""
+        """Choose once for the copies of repeated blocks of a large step: that is soon solved.
+
+        The first choice is tried however short the time limit is.
+        """
         until = self.left() - self.time_limit * time_shares.OFFLOAD_BLOCKS
         self.others = self.left() - max(_SHORT, self.time_limit * time_shares.OFFLOAD_BLOCKS_MOST)
-        for ties in self.ways[1:] + self.ways[:1]:
-            if self.done() or self.left() < until:
+        for k, ties in enumerate(self.ways[1:] + self.ways[:1]):
+            if k and (self.done() or self.left() < until):
                 break
-            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
+            seconds = max(_CHOICE, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
             result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
             if result.events is not None:
@@ -178,6 +187,8 @@ class _Away:
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
         for share, part in _TRIES:
+            if self.done():
+                return
             slower = slowed(self.link, share)
             asked = CutProblem(self.problem, max(1, int(self.budget * part)), self.cuts, link=slower)
             seconds = max(0.1, min(self.left(), self.time_limit * time_shares.OFFLOAD_CHOICE))

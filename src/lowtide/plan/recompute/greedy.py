@@ -13,6 +13,9 @@ from lowtide.plan.problem.schedule import Event
 
 __all__ = ["greedy"]
 
+_ANCESTORS = 200
+"""So many operators are looked at to find out what making a storage again takes."""
+
 
 def greedy(problem: Problem, budget: int) -> frozenset[Event]:
     """A schedule that aims at the budget; ``evaluate`` says whether it keeps it."""
@@ -32,6 +35,10 @@ class _Walk:
         self.now = 0
         self.touched: set[int] = set()
         """Storages read or made at this instant: only they can be of no more use after it."""
+        self.times: dict[int, int] = {}
+        """What it takes to make storages again, as long as that is known."""
+        self.rests_on: list[set[int]] = [set() for _ in problem.bytes]
+        """By storage, whose times depend on whether it is there."""
         for s, readers in enumerate(problem.readers):
             if problem.producer[s] < 0 and readers:
                 self._hold(s)
@@ -118,20 +125,45 @@ class _Walk:
         readers = problem.readers[s]
         place = bisect_right(readers, self.now)
         distance = (readers[place] if place < len(readers) else 2 * len(problem.ops)) - self.now
-        time, stack, seen = 0, [problem.producer[s]], set[int]()
-        while stack and len(seen) < 200:
+        return self._again(s) / (problem.bytes[s] * max(1, distance))
+
+    def _again(self, s: int) -> int:
+        """The time of making a storage again, with those of its ancestors that are gone."""
+        time = self.times.get(s)
+        if time is not None:
+            return time
+        live, producer, reads, repeat = (
+            self.live,
+            self.problem.producer,
+            self.problem.reads,
+            self.problem.repeat,
+        )
+        time, stack, seen = 0, [producer[s]], set[int]()
+        while stack and len(seen) < _ANCESTORS:
             op = stack.pop()
             if op in seen:
                 continue
             seen.add(op)
-            time += problem.repeat[op] + 1
-            stack += [problem.producer[u] for u in problem.reads[op] if u not in self.live]
-        return time / (problem.bytes[s] * max(1, distance))
+            time += repeat[op] + 1
+            for u in reads[op]:
+                self.rests_on[u].add(s)
+                if u not in live:
+                    stack.append(producer[u])
+        self.times[s] = time
+        return time
 
     def _hold(self, s: int) -> None:
         self.live.add(s)
         self.bytes += self.problem.bytes[s]
+        self._forget(s)
 
     def _release(self, s: int) -> None:
         self.live.discard(s)
         self.bytes -= self.problem.bytes[s]
+        self._forget(s)
+
+    def _forget(self, s: int) -> None:
+        """Forget times of what is made from a storage, which has come or gone."""
+        for other in self.rests_on[s]:
+            self.times.pop(other, None)
+        self.rests_on[s].clear()

@@ -4,7 +4,7 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
 2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
-   the shortest path of step 7;
+   the shortest path of step 7; for large ones in little time annealing from schedules that are given;
 3. for large problems with repeated blocks a cut program with one choice for all copies;
 4. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
@@ -13,6 +13,9 @@ A portfolio, in this order, each step skipped once the cost equals the bound:
 7. for small problems the shortest path over what has run and what is held: exact, in any order of runs;
 8. annealing in other orders of the operators, where time is left;
 9. cut programs again, with cuts where the best plan touches the budget.
+
+What greedy finds is annealed for a little while even where time is up; where nothing was found until then,
+greedy is tried after all, and then the lowest peak.
 
 Cut programs choose the order of the operators too, where it is open: their bound holds for every order, and
 their schedules are tried, and annealed, in the order that they chose.
@@ -36,7 +39,14 @@ from lowtide.plan.bounds.repeated_blocks import shared
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.reorder import in_order, moved
 from lowtide.plan.problem.schedule import Event, Outcome, evaluate
-from lowtide.plan.recompute.annealing.rounds import OrderedProblem, anneal, anneal_round, moves_of
+from lowtide.plan.recompute.annealing.kernel import COMPILED
+from lowtide.plan.recompute.annealing.rounds import (
+    SHORTEST,
+    OrderedProblem,
+    anneal,
+    anneal_round,
+    moves_of,
+)
 from lowtide.plan.recompute.found import LOWEST, Found
 from lowtide.plan.recompute.greedy import greedy
 from lowtide.plan.recompute.optimal import cheapest, smallest_exactly
@@ -57,6 +67,8 @@ _NEARLY = 1.2
 """A schedule of at most so much of the budget is worth mending."""
 _COLD = 0.05
 """The heat, in times of a usual operator, at which a good schedule is mended and not forgotten."""
+_OVERTIME = 60_000_000
+"""Moves times operators that annealing may take even where time is up: about half a second on one core."""
 _TINY = 40
 """Up to so many operators the shortest path comes even before the cut programs."""
 _STATES = 30_000
@@ -90,14 +102,18 @@ def recompute_or_none(
     left: float = inf,
     seed: int = 0,
     starts: Iterable[Iterable[Event]] = (),
+    after_all: bool = False,
 ) -> Found | None:
     """The same in the problem's order, without looking for what would work where nothing is found.
 
-    As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left.
-    The bound holds for that order alone.
+    As much is tried as in ``effort`` seconds on a usual core, whatever this one is like, if so many are left;
+    greedy even where they are over and nothing is found, if it is to be tried ``after_all``. The bound holds
+    for that order alone.
     """
     limits = Limits(min(effort, max(left, 0.2)), seed)
     run = _Search(problem, budget, limits, None, effort=effort).searched(starts)
+    if after_all and run.best is None and not run.impossible and budget >= run.floor:
+        run.after_all()
     return None if run.best is None else run.found()
 
 
@@ -112,6 +128,8 @@ class _Search(State):
         self.small = len(self.problem.bytes) <= _SMALL
         self.lowest: Smallest | None = None
         """The lowest peak, where it was looked for."""
+        self.walked = False
+        """Whether greedy was tried."""
         self.chosen: tuple[Sequence[int], frozenset[Event]] | None = None
         """An order that a cut program chose, with its schedule, where that needs less there."""
 
@@ -128,8 +146,36 @@ class _Search(State):
                     raise
         return self
 
+    def after_all(self) -> None:
+        """Where nothing was found in time: greedy, annealed for a little while."""
+        if not self.walked and self.budget >= self.in_order:
+            start = self.walk()
+            if start.peak <= self.budget:
+                self.annealed(start)
+
+    def annealed(self, start: Outcome, number: int = 0) -> Outcome:
+        """Anneal a schedule in one short round, even where time is up: where that ended.
+
+        For very large problems, and without the compiled kernel, a round is not short: it ends in time.
+        """
+        self.overtime = COMPILED and SHORTEST * len(self.problem.ops) <= _OVERTIME
+        seed = self.seed * 1000 + 50 + number
+        _, _, events = anneal_round(self, self.line, start.events, SHORTEST, seed=seed, hot=2.0)
+        self.overtime = False
+        return evaluate(self.problem, events)
+
+    def walk(self) -> Outcome:
+        """Greedy."""
+        self.walked = True
+        outcome = evaluate(self.problem, greedy(self.problem, self.budget))
+        self.offer(outcome, "greedy")
+        return outcome
+
     def at_the_limit(self) -> None:
-        """Where nothing was found: the schedule with the lowest peak, if that is low enough."""
+        """Where nothing was found: greedy, else the schedule with the lowest peak, if that is low enough."""
+        self.after_all()
+        if self.best is not None:
+            return
         seconds = (
             max(time_shares.RESERVE * self.time_limit, self.left()) - time_shares.PROOF * self.time_limit
         )
@@ -156,24 +202,27 @@ class _Search(State):
             short = 1.0 if self.effort else min(1.0, self.time_limit)
             moves = max(10_000, int(100_000 * short))
             anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
+        quick = len(self.problem.ops) > REUSED_A_SECOND * (self.effort or self.time_limit)
+        if self.large and quick and self.budget >= self.in_order:
+            pool = [self.annealed(outcome, k) for k, outcome in enumerate(pool)]
         small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
             self.exactly(_STATES // 3 if self.best is not None else _STATES * 2)
         cuts = Cuts(self.problem, self.budget, self.plain.peak_at, self.relaxation)
-        quick = len(self.problem.ops) > REUSED_A_SECOND * self.time_limit
         ties = shared(self.problem, self.plain) if self.large and not quick and not self.done() else []
         freely = self.reuse(ties[0], time_shares.BLOCKS) if ties else None
         share = time_shares.CUT_PROGRAMS_LARGE if self.large else time_shares.CUT_PROGRAMS
         share -= time_shares.BLOCKS if ties else 0
         pool += self.solve_cuts(cuts, rounds=12, share=share)
         if not self.done():
-            pool.append(evaluate(self.problem, greedy(self.problem, self.budget)))
-            self.offer(pool[-1], "greedy")
+            pool.append(self.walk())
         self.mend(freely, ties)
         if small and not tiny and not self.done():
             self.exactly(_STATES // 3)
         self.anneal(pool, others)
+        if self.late and self.best is not None and self.method == "greedy":  # time was up before
+            self.annealed(self.best)
         if small and not self.done():
             self.exactly(_STATES * 2)
         if not self.done() and self.best is not None and self.there is None:

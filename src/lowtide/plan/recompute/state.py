@@ -42,6 +42,8 @@ class State:
     """Whether it is proven that no schedule fits."""
     interrupted: bool = False
     late: bool = False
+    overtime: bool = False
+    """Whether what runs now may go on where time is up."""
 
     def __post_init__(self) -> None:
         self.plain = evaluate(self.problem, ())
@@ -81,4 +83,4 @@ class State:
             return True
         reserve = time_shares.RESERVE * self.time_limit if self.best is None else 0.0
         self.late = self.late or self.left() <= reserve
-        return self.late
+        return self.late and not self.overtime

@@ -50,6 +50,10 @@ _KINDS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64,
                     torch.int8, torch.int16, torch.int32, torch.int64})  # fmt: skip
 
 
+_VIEW = "lowtide_is_view"
+"""In the meta of a node: what it was looked at with, and whether it is a view."""
+
+
 def values_of(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that a node gives, as shape, type and layout."""
     value = node.meta.get("val")
@@ -74,6 +78,16 @@ def is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
+    now = node.target, node.args, node.kwargs, node.meta.get("val")
+    before, known = node.meta.get(_VIEW, (None, False))
+    if before is None or any(one is not other for one, other in zip(before, now, strict=True)):
+        known = _names_memory(node)
+        node.meta[_VIEW] = now, known
+    return bool(known)
+
+
+def _names_memory(node: fx.Node) -> bool:
+    """Whether all that an operator gives lies where something that it reads does."""
     schema = schema_of(node.target)
     if schema is None or schema.is_mutable or not node.all_input_nodes:
         return False

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lowtide.torch_internals import (
+    FakeTensor,
     FakeTensorMode,
     LazyGraphModule,
     TorchDispatchMode,
@@ -152,8 +153,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # questions about a tensor
-            return func(*args, **kwargs)
+        if func.namespace == "prim":  # questions about a tensor, most of them where it is
+            known = func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
+            return args[0].fake_device if known else func(*args, **kwargs)
         if schema_of(func).is_mutable:
             raise _BeyondError
         made = func(*args, **kwargs)

@@ -10,10 +10,13 @@ from lowtide.plan.problem.schedule import Event, Outcome, evaluate
 from lowtide.plan.recompute.annealing.kernel import Annealer, Cooling
 from lowtide.plan.recompute.state import State
 
-__all__ = ["OrderedProblem", "anneal", "anneal_round", "moves_of"]
+__all__ = ["SHORTEST", "OrderedProblem", "anneal", "anneal_round", "moves_of"]
 
 _WORK = 240_000_000
 """Moves times operators that annealing may take in ten seconds: about five of them on one core."""
+
+SHORTEST = 20_000
+"""Moves of a round at least: fewer do not improve a schedule."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class OrderedProblem:
 def moves_of(state: State) -> int:
     """How many moves a round of annealing has."""
     work = int(_WORK * min(1.0, (state.effort or state.time_limit) / 10))
-    return max(20_000, work // max(len(state.problem.ops), 60) // 8)
+    return max(SHORTEST, work // max(len(state.problem.ops), 60) // 8)
 
 
 def anneal(state: State, line: OrderedProblem, pool: Iterable[frozenset[Event]], *, first: int = 0) -> None:
