@@ -246,7 +246,7 @@ def _subgraph(
     def compiled(
         static: fx.GraphModule, leaves: Sequence[Leaf], family: Family | None = None
     ) -> Callable[..., Any]:
-        return subgraphs.subgraph(static, leaves, learned(), 1 if family is None else family.met)
+        return subgraphs.subgraph(static, leaves, learned(), family)
 
     various: Remembering | None = None
     if has_symbols(module) or has_numbers(module):

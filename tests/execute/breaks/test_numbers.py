@@ -11,7 +11,7 @@ from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.alike import alike
 
 WIDTH = 32
-NUMBERS = 9
+NUMBERS = 5
 
 
 class Reads(nn.Module):
@@ -83,7 +83,7 @@ def test_a_number_is_an_argument_of_the_graph():
     check(step, model, some)
     assert len(step.plans) == graphs, "captured again"
     _check_two_at_once(step, model.eval(), *some[1:3])
-    check(step, model.train(), [x[:size] for x, size in zip(some, (60, 56, 60), strict=False)])
+    check(step, model.train(), [x[:size] for x, size in zip(some, (60, 60), strict=False)])
 
 
 def _check_two_at_once(step, model, one, other):
@@ -123,6 +123,7 @@ def test_so_it_is_in_half_precision():
 
 CONSTANTS = {
     "an exponent and a limit": lambda x, n: (x.abs() + 0.1).clamp(max=0.9 * n) ** (n + 1.5),
+    "an integer": lambda x, n: x / int(1e4 * n),
     "in what is checkpointed": lambda x, n: checkpoint(lambda x: torch.tanh(x / n), x, use_reentrant=False),
     "one element in half precision": lambda x, n: F.dropout(x, n / 4) * (x.bfloat16().mean() * n).to(x.dtype),
 }
@@ -132,6 +133,7 @@ CONSTANTS = {
 def test_a_graph_with_another_constant_runs_by_the_plan_that_is_known(use, monkeypatch):
     """More of them than there may be shapes: each is captured, and takes what the first takes."""
     monkeypatch.setattr("lowtide.execute.breaks.subgraphs._LATER", 3)
+    monkeypatch.setattr("lowtide.execute.breaks.subgraphs._SHAPES", 2)
     torch.manual_seed(0)
     model, some = Reads(use), batches()
     step = fitted(model, some[0])

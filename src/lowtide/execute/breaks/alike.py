@@ -23,7 +23,7 @@ def plan_of_one_like(graph: Graph, known: Iterable[tuple[Graph, Plan]]) -> Plan 
 
 
 def alike(one: Graph, other: Graph) -> bool:
-    """Whether two graphs are the same but for numbers that operators take."""
+    """Whether two graphs are the same but for numbers that operators take; all tensors are of one size."""
     return one is other or _numberless(one) == _numberless(other)
 
 
@@ -38,7 +38,13 @@ def _without_numbers(op: Op) -> Op:
     return replace(op, arguments=given, options=options, body=body)
 
 
+_NOT_FINITE = ("inf", "-inf", "nan")
+"""How a graph writes numbers that JSON has not."""
+
+
 def _erased(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_erased(item) for item in value]
-    return 0.0 if isinstance(value, float) else value
+    if value in _NOT_FINITE:
+        return 0
+    return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
 from lowtide.execute.breaks.graph_plans import GraphPlans, held_bytes
 from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.compile.aot import Programs, Watch
+from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.planned import Planned, Rehearsal
 from lowtide.execute.compile.sharded import refuse_distributed_parts
 from lowtide.execute.compile.trial import no_trace
@@ -88,9 +90,11 @@ class Subgraph(Planned):
         leaves: Sequence[Leaf],
         layouts: Layouts,
         together: Together,
+        family: Family | None = None,
     ) -> None:
+        """``family`` counts the graphs of one function."""
         super().__init__(module, leaves, layouts, together.request, None, Rehearsal())
-        self.together = together
+        self.together, self._counted = together, family
         self.joint: Joint | None = None
         self.plan: Plan | None = None
         self.arguments: list[Any] = []
@@ -107,8 +111,8 @@ class Subgraph(Planned):
         """What runs it."""
         self.left = False
         """Whether it runs as it is."""
-        self.other: Subgraph | None = None
-        """The same graph with other shapes, where it was met with those before."""
+        self.others: list[Subgraph] = []
+        """Graphs with the same inputs, which were met before: the same one with other shapes among them."""
         self.plans: GraphPlans | None = None
         """Those that it may run by, until the rehearsal ends."""
 
@@ -202,7 +206,12 @@ class Subgraph(Planned):
             ready = self._as_one_like(arguments)
             if ready is not None:
                 return ready
-        return super().make(arguments, witness)
+        if self._counted is not None:
+            self._counted.unlike, self._counted = self._counted.unlike + 1, None
+        found = super().make(arguments, witness)
+        if self.together.record is None:
+            gc.collect()  # the user trains: nothing that planning has left may take memory
+        return found
 
     def _as_one_like(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         """The graph by a plan that is known; None where there is none. It is not run to see that it holds."""
@@ -218,18 +227,31 @@ class Subgraph(Planned):
         self.joint, self.room, made[-1].plan = made[-1].joint, Room(arguments), self.plan
         return ready
 
+    def _with_other_shapes(self, joint: Joint) -> tuple[Plan, int] | None:
+        """What the graph runs by with other shapes, and what it holds then; None while all are planned."""
+        kinds = [op.kind for op in joint.graph.ops]
+        for one in self.others if self.together.record is None else ():
+            if one.plan is None or one.joint is None or kinds != [op.kind for op in one.joint.graph.ops]:
+                continue
+            return one.plan, held_bytes(one.joint, one.plan.program)
+        return None
+
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
         """The Program to measure with: later one that takes what the graph takes with other shapes."""
-        measured, other = super()._to_measure(arguments, room, state), self.other
+        measured = super()._to_measure(arguments, room, state)
 
         def program(joint: Joint) -> Program:
-            found = measured(joint)
-            if self.together.record is not None or other is None or other.plan is None:
+            found, other = measured(joint), self._with_other_shapes(joint)
+            if other is None:
                 return found
-            targets, limit = [call.target for call in joint.calls], other.plan.predicted.peak_bytes
-            lean = measurable(joint.graph, targets, device_of(joint.graph), room, limit)
+            targets, limit = [call.target for call in joint.calls], other[0].predicted.peak_bytes
+            kind, seconds = (
+                device_of(joint.graph),
+                max(_SHORTEST, self._request.limits.time_limit / _SEARCHES),
+            )
+            lean = measurable(joint.graph, targets, kind, room, limit, seconds=seconds)
             self._fits = lean is not None
             return lean or found
 
@@ -258,10 +280,9 @@ class Subgraph(Planned):
         self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
         if self.together.tiles:
             self.plans.allow_tiles(self._in_tiles)
-        other = self.other if self.together.record is None else None
-        if other is not None and other.joint is not None and other.plan is not None:
-            held = held_bytes(other.joint, other.plan.program)
-            self.plan = self.plans.in_place_of(other.plan.predicted.peak_bytes, held)
+        other = self._with_other_shapes(joint)
+        if other is not None:
+            self.plan = self.plans.in_place_of(other[0].predicted.peak_bytes, other[1])
         else:
             self.plan = self.plans.leanest
         if self.together.live:  # what runs it holds its arguments; all of it was measured
@@ -301,7 +322,7 @@ class Subgraph(Planned):
     def let_go(self) -> None:
         """Hold no arguments any more; it is not planned again."""
         super().let_go()
-        self.arguments, self.plans = [], None
+        self.arguments, self.plans, self.others = [], None, []
 
     def forget(self) -> None:
         """Hold nothing of a rehearsal that failed."""

@@ -23,6 +23,7 @@ from lowtide.execute.breaks.graph_plans import held_bytes
 from lowtide.execute.breaks.split import split_at
 from lowtide.execute.breaks.subgraph import Subgraph, Together
 from lowtide.execute.compile.aot import KeepsGraphError
+from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import unsynchronised
 from lowtide.execute.memory.device import Room
 from lowtide.plan.make.share_budget import GraphPlan, share_budget, shared_peak
@@ -244,15 +245,18 @@ class Subgraphs:
         static: fx.GraphModule,
         leaves: Sequence[Leaf],
         layouts: Layouts,
-        shapes: int = 1,
+        family: Family | None = None,
     ) -> Callable[..., Any]:
-        """A graph for the shapes of ``static``, or ``static`` itself where too many ``shapes`` were met."""
-        if shapes > _SHAPES:
+        """A graph for the shapes of ``static``, or ``static`` itself where too many others were met.
+
+        They belong to the ``family``, where torch gives a graph with symbols for sizes.
+        """
+        if family is not None and family.unlike >= _SHAPES:
             self.leave("a graph whose shapes come from data runs as it is, after as many as are planned")
             return static
-        made = Subgraph(static, leaves, layouts, self.together)
-        made.other = next((one for one in self.made if one.leaves == made.leaves), None)
-        made.cross_by(made.boundary if made.other is None else made.other.boundary)
+        made = Subgraph(static, leaves, layouts, self.together, family)
+        made.others = [one for one in self.made if one.leaves == made.leaves]
+        made.cross_by(made.others[0].boundary if made.others else made.boundary)
         self._add(made)
 
         def parted(error: GraphBreakError) -> Callable[..., Any]:

@@ -140,8 +140,8 @@ class Family:
         """``whole`` gives the function of tensors alone, and which sizes of each tensor vary."""
         self._whole = whole
         self.shapes = shapes or Shapes()
-        self.met = 1
-        """How many shapes of the function were met."""
+        self.unlike = 0
+        """How many graphs of several were captured for it, but for those that are like others."""
         self._symbolic: list[_Symbolic] = []
         self._tried: list[_Alone] = []
         """Shapes at which the function was traced with symbols."""

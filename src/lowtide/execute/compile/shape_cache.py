@@ -82,8 +82,6 @@ class Remembering:
         self._compiler = compiler
         self._purpose = purpose
         self._made: OrderedDict[Hashable, tuple[Fixed, Compiled]] = OrderedDict()
-        self._looks: set[Hashable] = set()
-        """Shapes that were met, whatever the numbers were."""
         self._free: frozenset[int] | None = None if self._symbolic.floats else frozenset()
         """Numbers that the function takes as tensors, once that is known: it is compiled once for all."""
 
@@ -121,8 +119,6 @@ class Remembering:
         leaves = [self._leaves[k] for k in fixed.places]
         leaves += [Leaf(f"number {k // 2}", Role.INPUT) for k in range(len(numbers))]
         taken = [*(arguments[k] for k in fixed.places), *numbers]
-        self._looks.add(_look(taken))
-        self._family.met = len(self._looks)
 
         def make() -> Compiled:
             return self._compiler(fixed.module, leaves, self._family)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.execute.compile.bits import same_bits
@@ -47,12 +48,15 @@ def stepped(
     with alone((call.target for call in joint.calls), own), no_trace(own, leaves, joint) as changing:
         given = [(r, k) for k, r in enumerate(function(*own)) if isinstance(r, torch.Tensor)]
         results = [r for r, _ in given]
-        outputs = [(r, k) for r, k in given if r.requires_grad]
+        outputs: list[tuple[Any, int]] = [(r, k) for r, k in given if r.requires_grad]
         wanted = [(a, name) for a, name in _named(own, leaves) if a.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if outputs and wanted:
             like = dict(zip(joint.tangents_of, (joint.values[t] for t in joint.tangents), strict=False))
             incoming = [_incoming(output, like.get(k)) for output, k in outputs]
+            if not kept:  # nobody holds results of a step while their backward runs
+                outputs = [(get_gradient_edge(output), k) for output, k in outputs]
+                del given, results
             with autocast_disabled():  # as where backward is called behind a step under autocast
                 found = torch.autograd.grad(
                     [r for r, _ in outputs], [a for a, _ in wanted], incoming, allow_unused=True

@@ -48,6 +48,8 @@ _BY_TENSOR: dict[Any, Any] = {
     aten.ge.Scalar: aten.ge.Tensor,
     aten.lt.Scalar: aten.lt.Tensor,
     aten.le.Scalar: aten.le.Tensor,
+    aten.eq.Scalar: aten.eq.Tensor,
+    aten.ne.Scalar: aten.ne.Tensor,
 }
 """Operators whose second argument may be a number, and what computes the same bits with a tensor."""
 
