@@ -6,6 +6,8 @@ import: it is imported when one of these functions is called.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import opcode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ __all__ = [
     "inner_backend",
     "is_local_behind_break",
     "module_variable",
+    "nothing_logged_of_fakes",
     "number_builder",
     "own_errors",
     "refuse_module",
@@ -91,6 +94,17 @@ def is_local_behind_break(builder: Any) -> bool:
     translator = builder.tx.output.root_tx or builder.tx
     behind = translator.f_code.co_name.startswith("torch_dynamo_resume_in")
     return behind and type(builder.source) is LocalSource
+
+
+@contextlib.contextmanager
+def nothing_logged_of_fakes() -> Iterator[None]:
+    """Inside, torch does not log what fails on fake tensors: somebody tries whether it does."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 # Instructions of Python, and where the values that a frame reads come from.

@@ -39,7 +39,7 @@ from lowtide.trace.groups.decompose import decompose
 from lowtide.trace.groups.rewrite import in_groups
 from lowtide.trace.groups.slices import slice_convolutions
 from lowtide.trace.refusal import calls_torch, traced
-from lowtide.trace.shapes.numbers import numbers_in, put_numbers_in, stand_ins, traced_numbers
+from lowtide.trace.shapes import numbers
 from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses_apart
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
@@ -109,7 +109,7 @@ class Aot:
         def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             results: Any = graph.graph.output_node().args[0]
             if self.joint is None:
-                put_numbers_in(graph, self.module)
+                numbers.put_numbers_in(graph, self.module)
             joint = self.joint or self._joint(graph, len(results), None)
             return _boxed(interpreter(joint).forward)
 
@@ -119,8 +119,13 @@ class Aot:
                 compiled = self._traced.compiled(compilers)
             else:
                 known = layouts_of([value for value in self.inputs if isinstance(value, torch.Tensor)])
-                values = stand_ins(max(numbers_in(self.module), default=-1) + 1)
-                with traced(), eager_kernels(known), traced_with(self._boundary), traced_numbers(values):
+                values = numbers.traced_with(self.module)
+                with (
+                    traced(),
+                    eager_kernels(known),
+                    traced_with(self._boundary),
+                    numbers.traced_numbers(values),
+                ):
                     compiled, self._traced = traced_and_compiled(self.module, self.inputs, compilers)
         if self._traced is None:  # it is traced again the next time
             self.joint = None
@@ -129,7 +134,7 @@ class Aot:
     def _read(self, joint: fx.GraphModule, num_outputs: int) -> Joint:
         """The traced function as a Graph; what eager does otherwise is changed in it at first."""
         if self.joint is None:
-            put_numbers_in(joint, self.module)
+            numbers.put_numbers_in(joint, self.module)
             apart = self._apart(joint, num_outputs)
             copy_gradients(joint, num_outputs, gradient_strides(self.inputs))
             marks = gradient_marks(self.module)

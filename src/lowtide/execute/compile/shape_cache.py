@@ -15,7 +15,15 @@ from lowtide.execute.compile.traced import traced_alone
 from lowtide.graph import Role
 from lowtide.torch_internals import TracingContext, storage_id, tracing
 from lowtide.trace.eager.layouts import fake_arguments, learned
-from lowtide.trace.shapes.numbers import as_tensors, free_of, number_at, stand_ins, traced_numbers
+from lowtide.trace.shapes.numbers import (
+    as_tensors,
+    free_of,
+    number_at,
+    number_leaf,
+    traced_with,
+    tried_numbers,
+    whole_number_at,
+)
 from lowtide.trace.step.joint import Leaf
 from lowtide.trace.step.sizes import Fixed, Symbolic, fingerprint
 
@@ -26,6 +34,8 @@ REMEMBERED = 64
 
 Compiled = Callable[..., Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Leaf], Family], Compiled]
+
+_READERS = number_at, whole_number_at
 
 _ALIVE: weakref.WeakValueDictionary[Hashable, _Held] = weakref.WeakValueDictionary()
 """What somebody still holds. Torch hands over the first shape as it is and the second one as symbols, which
@@ -82,7 +92,8 @@ class Remembering:
         self._compiler = compiler
         self._purpose = purpose
         self._made: OrderedDict[Hashable, tuple[Fixed, Compiled]] = OrderedDict()
-        self._free: frozenset[int] | None = None if self._symbolic.floats else frozenset()
+        numbers = self._symbolic.floats | self._symbolic.integers
+        self._free: frozenset[int] | None = None if numbers else frozenset()
         """Numbers that the function takes as tensors, once that is known: it is compiled once for all."""
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
@@ -115,9 +126,9 @@ class Remembering:
         return self._made[key]
 
     def _make(self, arguments: Sequence[Any], numbers: Sequence[torch.Tensor]) -> tuple[Fixed, Compiled]:
-        fixed = self._symbolic.at(arguments, self._free or (), number_at)
+        fixed = self._symbolic.at(arguments, self._free or (), _READERS)
         leaves = [self._leaves[k] for k in fixed.places]
-        leaves += [Leaf(f"number {k // 2}", Role.INPUT) for k in range(len(numbers))]
+        leaves += [Leaf(number_leaf(k // 2), Role.INPUT) for k in range(len(numbers))]
         taken = [*(arguments[k] for k in fixed.places), *numbers]
 
         def make() -> Compiled:
@@ -126,24 +137,29 @@ class Remembering:
         return fixed, alive(fixed.module, leaves, taken, self._purpose, make)
 
     def _found_free(self, arguments: Sequence[Any]) -> frozenset[int]:
-        """Numbers of the function that may be tensors: it is traced twice, with other numbers each time."""
+        """Numbers of the function that may be tensors; where integers are sizes, real numbers alone."""
         symbolic = self._symbolic
-        count = max(symbolic.floats) + 1
-        fixed = symbolic.at(arguments, symbolic.floats, number_at)
-        numbers = [tensor for _ in symbolic.floats for tensor in as_tensors(1.0)]
-        taken = [*(arguments[k] for k in fixed.places), *numbers]
+        found = self._traced_free(arguments, symbolic.floats | symbolic.integers)
+        return found or self._traced_free(arguments, symbolic.floats)
+
+    def _traced_free(self, arguments: Sequence[Any], some: frozenset[int]) -> frozenset[int]:
+        """Which of these numbers may be tensors: it is traced twice, with other numbers each time."""
+        fixed = self._symbolic.at(arguments, some, _READERS)
+        taken = [arguments[k] for k in fixed.places]
+        taken += [tensor for _ in some for tensor in as_tensors(1.0)]
+        values = [traced_with(fixed.module, kind) for kind in (0, 1)]
         found: list[fx.GraphModule] = []
-        for kind in (0, 1):
+        for numbers in values if some else ():
             mode = learned().mode()
             try:
-                with tracing(TracingContext(mode)), traced_numbers(stand_ins(count, kind)):
+                with tracing(TracingContext(mode)), tried_numbers(numbers):
                     one = traced_alone(fixed.module, fake_arguments(mode, taken))
             except Exception:  # torch's own, of any kind: numbers are traced as they are then
                 return frozenset()
             if one is None:
                 return frozenset()
             found.append(one.capture.graph_module)
-        return free_of(found[0], found[1], count) & symbolic.floats
+        return free_of(found[0], found[1], values[0], values[1]) & some if found else frozenset()
 
 
 def _filled_in(numbers: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:

@@ -9,28 +9,36 @@ where that goes: there the tensor takes its place, in operators that compute the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import fx
 
+from lowtide.dynamo_internals import nothing_logged_of_fakes
 from lowtide.errors import CaptureError
+from lowtide.graph import Role, Tensor
 from lowtide.torch_internals import FakeTensor, tree_leaves
 from lowtide.trace.eager.gradients import place_of
 
 __all__ = [
     "as_tensors",
     "free_of",
+    "is_number",
     "number_at",
+    "number_leaf",
     "numbers_in",
     "put_numbers_in",
-    "stand_ins",
     "traced_numbers",
+    "traced_with",
+    "tried_numbers",
+    "whole_number_at",
 ]
 
 aten = torch.ops.aten
+
+_NAME = "number "
 
 _VALUES: ContextVar[Sequence[float]] = ContextVar("numbers of a function that is traced")
 
@@ -64,14 +72,43 @@ def number_at(place: int, wide: torch.Tensor, _: torch.Tensor) -> float:
     return float(wide.item())
 
 
+def whole_number_at(place: int, wide: torch.Tensor, narrow: torch.Tensor) -> int:
+    """The same of a number that is an integer."""
+    return round(number_at(place, wide, narrow))
+
+
 def as_tensors(number: float) -> tuple[torch.Tensor, torch.Tensor]:
     """What a function takes for a number."""
     return torch.tensor(number, dtype=torch.float64), torch.tensor(number, dtype=torch.float32)
 
 
-def stand_ins(count: int, kind: int = 0) -> list[float]:
-    """Numbers that occur nowhere else, to trace a function with; each ``kind`` has its own."""
-    return [(2.0 + kind) * (1.3247179572447461 + 0.0754877666246927 * k) for k in range(count)]
+def stand_ins(count: int, kind: int = 0, whole: Collection[int] = ()) -> list[float]:
+    """Numbers that occur nowhere else, to trace a function with; each ``kind`` has its own.
+
+    Those at the places ``whole`` are integers.
+    """
+    return [
+        715_827_883 + 102_199_481 * kind + 7_919 * k
+        if k in whole
+        else (2.0 + kind) * (1.3247179572447461 + 0.0754877666246927 * k)
+        for k in range(count)
+    ]
+
+
+def traced_with(module: fx.GraphModule, kind: int = 0) -> list[float]:
+    """The stand-ins for the numbers of a function."""
+    whole = [n.args[0] for n in module.graph.find_nodes(op="call_function", target=whole_number_at)]
+    return stand_ins(max(numbers_in(module), default=-1) + 1, kind, whole)
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor of a graph stands for a number."""
+    return tensor.role is Role.INPUT and tensor.name.startswith(_NAME)
+
+
+def number_leaf(place: int) -> str:
+    """What a tensor that stands for a number is called."""
+    return f"{_NAME}{place}"
 
 
 @contextlib.contextmanager
@@ -84,20 +121,30 @@ def traced_numbers(values: Sequence[float]) -> Iterator[None]:
         _VALUES.reset(token)
 
 
+@contextlib.contextmanager
+def tried_numbers(values: Sequence[float]) -> Iterator[None]:
+    """The same to see whether that works: torch does not log what fails."""
+    with traced_numbers(values), nothing_logged_of_fakes():
+        yield
+
+
 def numbers_in(module: fx.GraphModule) -> dict[int, tuple[int, int]]:
     """The places of numbers of a function; with each, which of its inputs are the two tensors."""
     inputs = {node: k for k, node in enumerate(module.graph.find_nodes(op="placeholder"))}
-    found = module.graph.find_nodes(op="call_function", target=number_at)
+    readers = (number_at, whole_number_at)
+    found = [one for of in readers for one in module.graph.find_nodes(op="call_function", target=of)]
     return {node.args[0]: (inputs[node.args[1]], inputs[node.args[2]]) for node in found}
 
 
-def free_of(one: fx.GraphModule, other: fx.GraphModule, count: int) -> frozenset[int]:
+def free_of(
+    one: fx.GraphModule, other: fx.GraphModule, first: Sequence[float], second: Sequence[float]
+) -> frozenset[int]:
     """Which numbers a traced function takes as they are, in operators that can take a tensor.
 
-    The two are the function with ``stand_ins`` of kind 0 and 1. What differs otherwise was computed from a
-    number while it was traced: then it is none of them.
+    The two are the function with the ``first`` stand-ins and the ``second``. What differs otherwise was
+    computed from a number while it was traced: then it is none of them.
     """
-    first, second = stand_ins(count), stand_ins(count, 1)
+    count = len(first)
     nodes = list(one.graph.nodes), list(other.graph.nodes)
     if [(n.op, n.op == "call_function" and n.target) for n in nodes[0]] != [
         (n.op, n.op == "call_function" and n.target) for n in nodes[1]
@@ -127,10 +174,10 @@ def put_numbers_in(joint: fx.GraphModule, module: fx.GraphModule) -> None:
     placed = {
         place_of(node, k): node for k, node in enumerate(inputs) if not node.name.startswith("tangents")
     }
-    values = dict(zip(stand_ins(max(numbers) + 1), range(max(numbers) + 1), strict=True))
+    values = {value: k for k, value in enumerate(traced_with(module))}
     for node in joint.graph.nodes:
         for value in _constants(node):
-            if not isinstance(value, float) or values.get(value) not in numbers:
+            if not isinstance(value, int | float) or values.get(value) not in numbers:
                 continue
             wide, narrow = numbers[values[value]]
             small = node.args[0].meta["val"].dim() == 0 if _taken_as_tensor(node, value) else None

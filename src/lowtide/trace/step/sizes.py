@@ -142,6 +142,18 @@ class Symbolic:
             and not real.isdisjoint(self._values[node].node.expr.free_symbols)
         )
 
+    @cached_property
+    def integers(self) -> frozenset[int]:
+        """Which of those are integers that the function was given, and that are the size of no tensor."""
+        sizes = {one for known in self._sizes.values() for one in known}
+        return frozenset(
+            k
+            for k, node in enumerate(self.used)
+            if isinstance(self._values[node], torch.SymInt)
+            and node.op == "placeholder"
+            and self._values[node].node.expr not in sizes
+        )
+
     def values(self, arguments: Sequence[Any]) -> dict[fx.Node, Any]:
         """All numbers of the function in a call with these arguments."""
         inputs = self._module.graph.find_nodes(op="placeholder")
@@ -166,13 +178,13 @@ class Symbolic:
         self,
         arguments: Sequence[Any],
         free: Collection[int] = (),
-        number_at: Callable[..., Any] | None = None,
+        readers: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     ) -> Fixed:
         """The function for the sizes and numbers of these arguments.
 
         Functions inside of it, such as what is checkpointed, take numbers in tensors, and find constants. Of
         the numbers that it uses, it takes those that are ``free`` as further arguments, two tensors each,
-        and has ``number_at`` read them.
+        and has ``readers`` read them, the second one integers.
         """
         nodes = list(self._module.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
@@ -191,8 +203,9 @@ class Symbolic:
             elif node in self._in_tensors and node in self.used:
                 made[node] = graph.call_function(torch.tensor, (values[node],), {"dtype": torch.float64})
             elif node in taken:
-                assert number_at is not None
-                made[node] = graph.call_function(number_at, (taken[node], *tensors[taken[node]]))
+                assert readers is not None
+                read = readers[isinstance(self._values[node], torch.SymInt)]
+                made[node] = graph.call_function(read, (taken[node], *tensors[taken[node]]))
             elif node not in made:
                 made[node] = graph.node_copy(node, lambda n: made[n])
         places = tuple(k for k, node in enumerate(inputs) if node not in values)
