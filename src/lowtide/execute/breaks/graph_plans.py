@@ -106,10 +106,12 @@ class GraphPlans:
         return self.least(self.least(0).plain.peak_bytes)
 
     def in_place_of(self, peak: int, held: int) -> Plan:
-        """A plan that takes no more than another graph does in its place; else the one that holds least."""
+        """A plan that takes no more than another graph does in its place; else the one nearest to that."""
         with contextlib.suppress(InfeasibleError):
             return self.within(peak, held)
-        return self.leanest
+        between = max(0, peak - held - self.passing_bytes)
+        plans = self.least(between), self.least(0), self.leanest
+        return min(plans, key=lambda one: max(one.predicted.peak_bytes - peak, self.held(one) - held))
 
     def held(self, plan: Plan) -> int:
         """What forward leaves for backward by this plan, besides what goes in and comes out."""

@@ -39,6 +39,7 @@ from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.layouts import Layouts
+from lowtide.trace.eager.nothing_ran import calls_begun
 from lowtide.trace.step.boundary import Arriving, Boundary, silenced
 from lowtide.trace.step.joint import Joint, Leaf
 
@@ -67,6 +68,17 @@ class Together:
     """Whether they are planned while the user trains."""
     adopted: list[tuple[Graph, Plan]] = field(default_factory=list)
     """The graphs that were planned together, with what they run by."""
+    order: list[Subgraph] = field(default_factory=list)
+    """These graphs as they were called while the step was rehearsed."""
+    call: int = 0
+    """The call of the user's in which a graph ran last."""
+    place: int = -1
+    """Which one that was in the call, from 0."""
+
+    def runs(self) -> None:
+        """A graph is about to run."""
+        call = calls_begun()
+        self.call, self.place = call, self.place + 1 if call == self.call else 0
 
 
 class _Alone(Room):
@@ -119,6 +131,7 @@ class Subgraph(Planned):
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         record = self.together.record
+        self.together.runs()
         if self.left:
             return self._as_it_is(*arguments)
         if record is None:
@@ -227,23 +240,28 @@ class Subgraph(Planned):
         self.joint, self.room, made[-1].plan = made[-1].joint, Room(arguments), self.plan
         return ready
 
-    def _with_other_shapes(self, joint: Joint) -> tuple[Plan, int] | None:
-        """What the graph runs by with other shapes, and what it holds then; None while all are planned."""
-        kinds = [op.kind for op in joint.graph.ops]
-        for one in self.others if self.together.record is None else ():
-            if one.plan is None or one.joint is None or kinds != [op.kind for op in one.joint.graph.ops]:
-                continue
-            return one.plan, held_bytes(one.joint, one.plan.program)
+    def _in_its_place(self, joint: Joint) -> tuple[Plan, int] | None:
+        """What a graph runs by that this one stands in for, and what it holds; None while all are planned.
+
+        It is the same graph with other shapes, else the one that was called in its place in the rehearsal.
+        """
+        together, kinds = self.together, [op.kind for op in joint.graph.ops]
+        if together.record is not None:
+            return None
+        same = [one for one in self.others if one.joint and kinds == [op.kind for op in one.joint.graph.ops]]
+        for one in same or together.order[together.place : together.place + 1]:
+            if one.plan is not None and one.joint is not None:
+                return one.plan, held_bytes(one.joint, one.plan.program)
         return None
 
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
-        """The Program to measure with: later one that takes what the graph takes with other shapes."""
+        """The Program to measure with: later one that takes no more than what it stands in for."""
         measured = super()._to_measure(arguments, room, state)
 
         def program(joint: Joint) -> Program:
-            found, other = measured(joint), self._with_other_shapes(joint)
+            found, other = measured(joint), self._in_its_place(joint)
             if other is None:
                 return found
             targets, limit = [call.target for call in joint.calls], other[0].predicted.peak_bytes
@@ -266,7 +284,7 @@ class Subgraph(Planned):
         state: Sequence[torch.Tensor],  # noqa: ARG002
         pinned: Sequence[int],
     ) -> Plan:
-        """The plan that holds least; later one that takes what the graph takes with other shapes."""
+        """The plan that holds least; later one that takes no more than what it stands in for."""
         seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES / max(1, self.together.count))
         limited = self._request.within(seconds).without("tile")
 
@@ -280,7 +298,7 @@ class Subgraph(Planned):
         self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
         if self.together.tiles:
             self.plans.allow_tiles(self._in_tiles)
-        other = self._with_other_shapes(joint)
+        other = self._in_its_place(joint)
         if other is not None:
             self.plan = self.plans.in_place_of(other[0].predicted.peak_bytes, other[1])
         else:

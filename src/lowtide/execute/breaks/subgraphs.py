@@ -225,6 +225,7 @@ class Subgraphs:
         """Run by these plans."""
         self.peak_bytes = shared_peak(problem.calls, chosen, problem.end)
         self.together.adopted.clear()
+        self.together.order = [problem.called[call.graph] for call in problem.calls]
         for graph, one in zip(problem.called, chosen, strict=True):
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
