@@ -210,7 +210,7 @@ class Branches(nn.Module):
 def test_another_branch_takes_no_more_than_the_one_in_its_place():
     torch.manual_seed(0)
     model, some = Branches(), [torch.randn(512, WIDTH) + 0.5 * (-1) ** k for k in range(4)]
-    step = fitted(model, some[0], budget="75%")
+    step = fitted(model, some[0], budget="65%")
     graphs = len(step.plans)
     left(step, model, some[1], 0)  # torch holds more while it compiles
     assert len(step.plans) > graphs

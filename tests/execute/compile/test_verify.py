@@ -115,6 +115,8 @@ def test_values_are_compared_part_by_part(monkeypatch):
     other[0, 0] = torch.nan
     assert verify._apart(one, other, cpu) == float("inf")
     assert verify._size(other, cpu) == 29.5
+    assert verify._apart(None, one, cpu) == 29
+    assert verify._apart(other, None, cpu) == float("inf"), "no gradient is not one of NaN"
     changed = verify._changed(one, {}, 2.0**-10)
     assert changed.stride() == one.stride()
     relative = (changed / one)[one != 0]

@@ -28,8 +28,7 @@ def plan_of_one_like(graph: Graph, known: Iterable[tuple[Graph, Plan]]) -> Plan 
     for other, plan in known:
         if has_loop(plan.program) or not alike(graph, other):
             continue
-        here = [t for t, tensor in enumerate(graph.tensors) if not is_number(tensor)]
-        there = [t for t, tensor in enumerate(other.tensors) if not is_number(tensor)]
+        here, there = _others(graph), _others(other)
         if here == there:
             return replace(plan, graph=graph)
         if len(there) == len(other.tensors):
@@ -56,14 +55,18 @@ def _renumbered(program: Program, place: Sequence[int]) -> Program:
 
 def _numberless(graph: Graph) -> tuple[Any, ...]:
     """All of a graph but names, numbers, and the tensors that stand for numbers."""
-    numbers = [t for t, tensor in enumerate(graph.tensors) if is_number(tensor)]
-    kept = [t for t in range(len(graph.tensors)) if t not in set(numbers)]
+    kept = _others(graph)
     place = {t: k for k, t in enumerate(kept)}
     called = {op.id: str(k) for k, op in enumerate(graph.ops)}
     tensors = [_placed(graph.tensors[t], place) for t in kept]
     ops = [_without_numbers(op, place, called) for op in graph.ops]
     ends = (graph.returned, graph.updated, graph.updated_early)
     return tensors, ops, [[place.get(t) for t in some] for some in ends]
+
+
+def _others(graph: Graph) -> list[int]:
+    """The tensors of a graph that stand for no numbers."""
+    return [t for t, tensor in enumerate(graph.tensors) if not is_number(tensor)]
 
 
 def _placed(tensor: Tensor, place: Mapping[int, int]) -> Tensor:

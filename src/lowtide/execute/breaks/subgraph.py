@@ -131,9 +131,9 @@ class Subgraph(Planned):
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments."""
         record = self.together.record
-        self.together.runs()
         if self.left:
             return self._as_it_is(*arguments)
+        self.together.runs()
         if record is None:
             return super().__call__(*arguments)
         if not record.listening:
@@ -265,11 +265,8 @@ class Subgraph(Planned):
             if other is None:
                 return found
             targets, limit = [call.target for call in joint.calls], other[0].predicted.peak_bytes
-            kind, seconds = (
-                device_of(joint.graph),
-                max(_SHORTEST, self._request.limits.time_limit / _SEARCHES),
-            )
-            lean = measurable(joint.graph, targets, kind, room, limit, seconds=seconds)
+            seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES)
+            lean = measurable(joint.graph, targets, device_of(joint.graph), room, limit, seconds=seconds)
             self._fits = lean is not None
             return lean or found
 

@@ -119,7 +119,7 @@ class Aot:
                 compiled = self._traced.compiled(compilers)
             else:
                 known = layouts_of([value for value in self.inputs if isinstance(value, torch.Tensor)])
-                values = numbers.traced_with(self.module)
+                values = numbers.stand_ins_of(self.module)
                 with (
                     traced(),
                     eager_kernels(known),

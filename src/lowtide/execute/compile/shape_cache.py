@@ -20,7 +20,7 @@ from lowtide.trace.shapes.numbers import (
     free_of,
     number_at,
     number_leaf,
-    traced_with,
+    stand_ins_of,
     tried_numbers,
     whole_number_at,
 )
@@ -147,7 +147,7 @@ class Remembering:
         fixed = self._symbolic.at(arguments, some, _READERS)
         taken = [arguments[k] for k in fixed.places]
         taken += [tensor for _ in some for tensor in as_tensors(1.0)]
-        values = [traced_with(fixed.module, kind) for kind in (0, 1)]
+        values = [stand_ins_of(fixed.module, kind) for kind in (0, 1)]
         found: list[fx.GraphModule] = []
         for numbers in values if some else ():
             mode = learned().mode()

@@ -259,9 +259,9 @@ def _in_double(argument: Any) -> Any:
 
 def _apart(one: torch.Tensor | None, other: torch.Tensor | None, device: torch.device) -> float:
     """The largest difference; infinite where only one of them is a number."""
-    if one is None or other is None:
+    if one is None or other is None:  # no gradient is one of zeros
         given = other if one is None else one
-        return 0.0 if given is None else _size(given, device)  # no gradient is one of zeros
+        return 0.0 if given is None else _apart(given, torch.zeros_like(given), device)
     if one.shape != other.shape:
         return float("inf")
     most = 0.0

@@ -30,8 +30,8 @@ __all__ = [
     "number_leaf",
     "numbers_in",
     "put_numbers_in",
+    "stand_ins_of",
     "traced_numbers",
-    "traced_with",
     "tried_numbers",
     "whole_number_at",
 ]
@@ -82,7 +82,7 @@ def as_tensors(number: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(number, dtype=torch.float64), torch.tensor(number, dtype=torch.float32)
 
 
-def stand_ins(count: int, kind: int = 0, whole: Collection[int] = ()) -> list[float]:
+def _stand_ins(count: int, kind: int = 0, whole: Collection[int] = ()) -> list[float]:
     """Numbers that occur nowhere else, to trace a function with; each ``kind`` has its own.
 
     Those at the places ``whole`` are integers.
@@ -95,10 +95,10 @@ def stand_ins(count: int, kind: int = 0, whole: Collection[int] = ()) -> list[fl
     ]
 
 
-def traced_with(module: fx.GraphModule, kind: int = 0) -> list[float]:
+def stand_ins_of(module: fx.GraphModule, kind: int = 0) -> list[float]:
     """The stand-ins for the numbers of a function."""
     whole = [n.args[0] for n in module.graph.find_nodes(op="call_function", target=whole_number_at)]
-    return stand_ins(max(numbers_in(module), default=-1) + 1, kind, whole)
+    return _stand_ins(max(numbers_in(module), default=-1) + 1, kind, whole)
 
 
 def is_number(tensor: Tensor) -> bool:
@@ -174,7 +174,7 @@ def put_numbers_in(joint: fx.GraphModule, module: fx.GraphModule) -> None:
     placed = {
         place_of(node, k): node for k, node in enumerate(inputs) if not node.name.startswith("tangents")
     }
-    values = {value: k for k, value in enumerate(traced_with(module))}
+    values = {value: k for k, value in enumerate(stand_ins_of(module))}
     for node in joint.graph.nodes:
         for value in _constants(node):
             if not isinstance(value, int | float) or values.get(value) not in numbers:
