@@ -99,7 +99,13 @@ class Fitted:
         """The same, for a step that may be in several graphs."""
         self._arguments = args, kwargs
         try:
-            return self._compiled(*args, **kwargs)
+            if self._subgraphs is None:
+                return self._compiled(*args, **kwargs)
+            return self._subgraphs.call(
+                lambda: self._compiled(*args, **kwargs),
+                lambda: modules_in(self.function, *args, *kwargs.values()),
+                _tensors((args, kwargs)),
+            )
         finally:
             self._arguments = (), {}
 
@@ -120,6 +126,9 @@ class Fitted:
     def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
         """Plan for arguments like these, run a step once without a trace, and ``verify`` it if asked."""
         bring_back()
+        if self._subgraphs is not None:
+            self._rehearse_parts(self._subgraphs, example, keywords, verify=verify)
+            return
         self._rehearsal.now, self._rehearsal.verify = True, verify
         try:
             self._rehearse_warm(example, keywords)
@@ -186,26 +195,36 @@ class Fitted:
         modules = modules_in(self.function, *example, *keywords.values())
         refuse_distributed_parts((p for module in modules for p in module.parameters()), why=str(whole))
         subgraphs = self._parts()
-        batch = [t for t in tree_leaves((example, keywords)) if isinstance(t, torch.Tensor)]
-
-        def run() -> Any:
-            return self._in_parts(example, keywords)
-
         try:
-            with in_the_users_terms():
-                subgraphs.rehearse(run, modules, batch, verify=verify)
+            self._rehearse_parts(subgraphs, example, keywords, verify=verify)
         except CaptureError:
             if not self._answers.asked:
                 raise
             self._answers = Answers(everybody=True)
             subgraphs = self._parts()
-            with in_the_users_terms():
-                subgraphs.rehearse(run, modules, batch, verify=verify)
+            self._rehearse_parts(subgraphs, example, keywords, verify=verify)
         if not subgraphs.plans:
             raise whole
         if not subgraphs.breaks:  # torch has left out whole functions
             subgraphs.breaks[str(whole).partition(" Move it out")[0]] = None
         self._subgraphs = subgraphs
+
+    def _rehearse_parts(
+        self, subgraphs: Subgraphs, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool
+    ) -> None:
+        """Plan the graphs of a call, beside those of calls before."""
+        modules = modules_in(self.function, *example, *keywords.values())
+        self._arguments = example, keywords
+        try:
+            with in_the_users_terms():
+                subgraphs.rehearse(
+                    lambda: self._compiled(*example, **keywords),
+                    modules,
+                    _tensors((example, keywords)),
+                    verify=verify,
+                )
+        finally:
+            self._arguments = (), {}
 
     @property
     def name(self) -> str:
@@ -329,6 +348,10 @@ def fit(
     for other in more:
         step.rehearse(other, keywords, verify=verify)
     return step
+
+
+def _tensors(arguments: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
 
 
 def fitted(

@@ -7,10 +7,12 @@ import pytest
 
 from lowtide.errors import InfeasibleError
 from lowtide.plan.make.share_budget import (
+    CallSequence,
     GraphCall,
     GraphPlan,
     SharedGraph,
     least_plans,
+    only_plan,
     share_budget,
     shared_peak,
 )
@@ -45,7 +47,7 @@ def steps(seed):
     rng = random.Random(seed)
     plans = [some(rng, 4) for _ in range(rng.randint(1, 4))]
     order = [rng.randrange(len(plans)) for _ in range(rng.randint(0, 3))] + list(range(len(plans)))
-    return plans, [GraphCall(k, rng.randint(0, 10)) for k in order]
+    return plans, [CallSequence([GraphCall(k, rng.randint(0, 10)) for k in order])]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -82,7 +84,7 @@ def test_plans_may_hold_less_and_take_more(seed):
 def test_what_is_left_over_goes_to_the_last_graph_first():
     first = graph([GraphPlan(40, 30, 1.0, "plain"), GraphPlan(20, 2, 2.0, "small")])
     last = graph([GraphPlan(40, 30, 1.0, "plain"), GraphPlan(20, 2, 2.0, "small")])
-    calls = [GraphCall(0, 0), GraphCall(1, 0)]
+    calls = [CallSequence([GraphCall(0, 0), GraphCall(1, 0)])]
     found = share_budget([first, last], calls, 42)
     assert [one.plan for one in found] == ["small", "plain"]
 
@@ -91,16 +93,58 @@ def test_layers_that_hold_little_fit_where_layers_that_take_little_do_not():
     layer = graph(
         [GraphPlan(10, 9, 1.0, "plain"), GraphPlan(8, 7, 1.2, "low"), GraphPlan(11, 1, 1.4, "lean")]
     )
-    calls = [GraphCall(0, 0)] * 8
+    calls = [CallSequence([GraphCall(0, 0)] * 8)]
     assert [one.plan for one in share_budget([layer], calls, 20)] == ["lean"]
     assert [one.plan for one in share_budget([layer], calls, 80)] == ["plain"]
 
 
 def test_a_graph_that_is_called_again_holds_its_part_twice():
     plans = [GraphPlan(10, 8, 1.0, None)]
-    assert shared_peak([GraphCall(0, 1), GraphCall(0, 3)], plans) == 3 + 8 + 10
+    assert shared_peak([CallSequence([GraphCall(0, 1), GraphCall(0, 3)])], plans) == 3 + 8 + 10
 
 
 def test_what_is_there_when_forward_ends_counts_too():
     plans = [GraphPlan(10, 8, 1.0, None)]
-    assert shared_peak([GraphCall(0, 1)], plans, 20) == 28
+    assert shared_peak([CallSequence([GraphCall(0, 1)], 20)], plans) == 28
+
+
+def branching(seed):
+    """A first graph, then one of two others, then a last one."""
+    rng = random.Random(seed)
+    plans = [some(rng, 4) for _ in range(4)]
+    ways = [[0, 1, 3], [0, 2, 3]]
+    return plans, [
+        CallSequence([GraphCall(k, rng.randint(0, 10)) for k in way], rng.randint(0, 20)) for way in ways
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_way_through_the_branches_of_a_step_fits(seed):
+    plans, ways = branching(seed)
+    graphs = [graph(one) for one in plans]
+    every = {one: shared_peak(ways, one) for one in itertools.product(*plans)}
+    assert all(peak == max(shared_peak([way], one) for way in ways) for one, peak in every.items())
+    budgets = sorted(set(every.values()))
+    for budget in budgets[:: max(1, len(budgets) // 6)]:
+        assert shared_peak(ways, share_budget(graphs, ways, budget)) <= budget
+    with pytest.raises(InfeasibleError) as refused:
+        share_budget(graphs, ways, budgets[0] - 1)
+    assert refused.value.smallest_budget == budgets[0]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_graph_with_one_plan_keeps_it(seed):
+    plans, ways = branching(seed)
+    kept = plans[1][1]
+    graphs = [graph(plans[0]), only_plan(kept, 0), graph(plans[2]), graph(plans[3])]
+    budgets = sorted({shared_peak(ways, (a, kept, *b)) for a, *b in itertools.product(plans[0], *plans[2:])})
+    for budget in budgets[:: max(1, len(budgets) // 6)]:
+        found = share_budget(graphs, ways, budget)
+        assert found[1] is kept
+        assert shared_peak(ways, found) <= budget
+
+
+def test_more_on_the_device_counts_all_the_time():
+    plans = [GraphPlan(10, 8, 1.0, None)]
+    assert shared_peak([CallSequence([GraphCall(0, 1)], 20).with_more(5)], plans) == 33
+    assert shared_peak([CallSequence([GraphCall(0, 1)]).with_more(5)], plans) == 16

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lowtide.errors import InfeasibleError
 from lowtide.execute.breaks.forward_record import ForwardRecord
-from lowtide.execute.breaks.graph_plans import held_bytes
+from lowtide.execute.breaks.graph_plans import as_planned, held_bytes
 from lowtide.execute.breaks.subgraph import Subgraph
-from lowtide.plan.make.share_budget import GraphCall, GraphPlan, least_plans, share_budget
+from lowtide.plan.make.share_budget import (
+    CallSequence,
+    GraphCall,
+    GraphPlan,
+    least_plans,
+    share_budget,
+    shared_peak,
+)
 from lowtide.plan.result.plan import Plan
+from lowtide.units import format_bytes
 
-__all__ = ["CalledGraphs"]
+__all__ = ["CalledGraphs", "PlannedCalls"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedCalls:
+    """The calls of a rehearsal, with what is on the device around each, and what they may take together."""
+
+    graphs: Sequence[Subgraph]
+    around: Sequence[int]
+    end: int
+    limit: int = 0
 
 
 class CalledGraphs:
-    """The graphs of a step that was rehearsed, and what is on the device around them."""
+    """The graphs of a step that was rehearsed, and what is on the device around them.
 
-    def __init__(self, record: ForwardRecord) -> None:
+    Some of them may be called in rehearsals before as well. Graphs that are called only there keep their
+    plans.
+    """
+
+    def __init__(self, record: ForwardRecord, before: Sequence[PlannedCalls] = ()) -> None:
         self.called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
-        self.graphs = [one.plans.shared() for one in self.called if one.plans is not None]
-        number = {one: k for k, one in enumerate(self.called)}
         held = {one: held_bytes(one.joint, one.plan.program) for one in self.called if one.joint and one.plan}
-        around, self.end = record.around(held)
-        pairs = zip(record.calls, around, strict=True)
-        self.calls = [GraphCall(number[one.graph], size) for one, size in pairs]
+        around, end = record.around(held)
+        self.now = PlannedCalls([call.graph for call in record.calls], around, end)
+        self.before = before
+        others = dict.fromkeys(one for calls in before for one in calls.graphs if one not in held)
+        self.graphs = [one.plans.shared() for one in self.called if one.plans is not None]
+        self.graphs += [as_planned(one.joint, one.plan) for one in others if one.joint and one.plan]
+        self._number = {one: k for k, one in enumerate((*self.called, *others))}
+
+    def _sequence(self, calls: PlannedCalls) -> CallSequence:
+        pairs = zip(calls.graphs, calls.around, strict=True)
+        return CallSequence([GraphCall(self._number[one], size) for one, size in pairs], calls.end)
+
+    def _sequences(self, limit: int) -> list[CallSequence]:
+        """All calls, as if those before might take just as much as these."""
+        before = [self._sequence(calls).with_more(limit - calls.limit) for calls in self.before]
+        return [self._sequence(self.now), *before]
 
     @property
     def device(self) -> str:
@@ -32,14 +66,51 @@ class CalledGraphs:
         kinds = {one.room.device.type for one in self.called}
         return "cuda" if "cuda" in kinds else "cpu"
 
-    def shared(self, budget: int) -> list[GraphPlan[Plan]] | None:
-        """Plans for a budget; None where none fit as far as is known: measured, a step may take less."""
-        try:
-            return share_budget(self.graphs, self.calls, budget, self.end)
-        except InfeasibleError:
-            return None
+    @property
+    def plain_bytes(self) -> int:
+        """The peak of the calls where nothing is recomputed."""
+        return self.peak_bytes([graph.plain for graph in self.graphs])
 
-    @functools.cached_property
-    def least(self) -> list[GraphPlan[Plan]]:
-        """Plans that take as little as could be found."""
-        return least_plans(self.graphs, self.calls, self.end)
+    def peak_bytes(self, plans: Sequence[GraphPlan[Plan]]) -> int:
+        """The peak of the calls by these plans."""
+        return shared_peak([self._sequence(self.now)], plans)
+
+    def shared(self, limit: int) -> list[GraphPlan[Plan]]:
+        """Plans by which the calls take so much at most. An InfeasibleError names what works."""
+        return share_budget(self.graphs, self._sequences(limit), limit)
+
+    def refused(self, budget: int, works: int, python: int) -> InfeasibleError:
+        """No plan fits; what ``works`` was measured, with what ``python`` code holds for its backward."""
+        told = (
+            f". Code that torch did not capture holds {format_bytes(python)} of it for its backward"
+            if python
+            else ""
+        )
+        return InfeasibleError(
+            f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {len(self.called)} graphs of this "
+            f"step; the smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}. "
+            "Give that, or take a smaller batch; a step without graph breaks may need less (fullgraph=True names "
+            "the first break)",
+            budget=budget,
+            smallest_budget=works,
+            floor=0,
+            holds_for="nothing",
+        )
+
+    def least(self, limit: int) -> list[GraphPlan[Plan]]:
+        """Plans that take as little as could be found: measured, the calls may take less than this says.
+
+        An InfeasibleError: the calls before would take more than they may.
+        """
+        found = least_plans(self.graphs, self._sequences(limit))
+        for calls in self.before:
+            taken = shared_peak([self._sequence(calls)], found)
+            if taken > calls.limit:
+                raise InfeasibleError(
+                    "graphs that were planned before would take more than their budget",
+                    budget=calls.limit,
+                    smallest_budget=taken,
+                    floor=0,
+                    holds_for="nothing",
+                )
+        return found

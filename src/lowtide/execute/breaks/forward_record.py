@@ -11,6 +11,7 @@ import torch
 from torch import compiler, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.boundary import Crossing
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import untouched
@@ -65,8 +66,10 @@ class ForwardRecord:
         """What the step updates meanwhile, and its value before."""
         self._inside = False
         """Whether a graph runs now."""
-        self._saved: dict[int, tuple[torch.Tensor, int]] = {}
-        """What autograd has saved meanwhile outside of graphs, by its storage, with its bytes."""
+        self._saved: dict[int, int] = {}
+        """Storages that autograd has saved meanwhile outside of graphs, with their bytes."""
+        self._alive: list[torch.Tensor] = []
+        """What is on them: their memory is not given to others meanwhile."""
         self._buffers = [tensor for module in modules for tensor in module.buffers()]
         leaves = [*(p for module in modules for p in module.parameters()), *batch]
         self._trained = [leaf for leaf in leaves if leaf.requires_grad]
@@ -88,6 +91,7 @@ class ForwardRecord:
     def backward(self, results: Any) -> list[torch.Tensor]:
         """Backward of what a step gives, which leaves no gradients; says what it begins with."""
         self.listening = False
+        self._let_go()
         outputs = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
         if outputs and self._trained:
             ones = [torch.ones_like(one) for one in outputs]
@@ -104,6 +108,22 @@ class ForwardRecord:
             finally:
                 self._put_back()
 
+    def measured(self, run: Callable[[], Any]) -> int:
+        """What one step takes, with parameters, buffers and the batch; it leaves no trace."""
+
+        def step() -> None:
+            self.backward(run())
+
+        with self.undone():
+            if self.cuda is None:
+                _, seen = watch_cpu(lambda _: step())
+                return seen.peak_bytes + self.leaf_bytes
+            torch.cuda.synchronize(self.cuda)
+            torch.cuda.reset_peak_memory_stats(self.cuda)
+            step()
+            torch.cuda.synchronize(self.cuda)
+            return torch.cuda.max_memory_allocated(self.cuda)
+
     @property
     def cuda(self) -> torch.device | None:
         """The CUDA device that the step runs on."""
@@ -116,17 +136,22 @@ class ForwardRecord:
         """
         alone = tensor.detach()
         if not self._inside and has_storage(tensor):
-            self._saved[storage_id(tensor)] = alone, _size(tensor)
+            self._saved[storage_id(tensor)] = _size(tensor)
+            self._alive.append(alone)
         return alone
 
     def clear(self) -> None:
         """Hold nothing of the step any more."""
-        for call in self.calls:
-            call.alive.clear()
+        self._let_go()
         for crossing in self.crossings:
             crossing.clear()
-        self._saved.clear()
         self._before.clear()
+
+    def _let_go(self) -> None:
+        """Forward has ended: hold none of its tensors."""
+        for call in self.calls:
+            call.alive.clear()
+        self._alive.clear()
 
     def restore(self, tensors: Sequence[torch.Tensor]) -> None:
         """Put the values that these tensors have now back when the rehearsal ends."""
@@ -199,7 +224,7 @@ class ForwardRecord:
 
     def _by_python(self, saved: Collection[int], known: dict[int, int]) -> int:
         """What autograd has saved outside of graphs, but for what goes in and out of them."""
-        return sum(self._saved[s][1] for s in saved if s not in known)
+        return sum(self._saved[s] for s in saved if s not in known)
 
 
 def _uncompiled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

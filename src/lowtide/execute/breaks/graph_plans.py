@@ -10,7 +10,7 @@ from lowtide.execute.runtime.handover import handed_over, old_values
 from lowtide.execute.runtime.instructions import random_again
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.graph import RESIDENT_ROLES
-from lowtide.plan.make.share_budget import GraphPlan, SharedGraph
+from lowtide.plan.make.share_budget import GraphPlan, SharedGraph, only_plan
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
@@ -18,7 +18,7 @@ from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
-__all__ = ["GraphPlans", "held_bytes"]
+__all__ = ["GraphPlans", "as_planned", "held_bytes"]
 
 
 class GraphPlans:
@@ -132,6 +132,13 @@ class GraphPlans:
             within=lambda peak, held: as_shared(self.within(peak, held)),
             least=lambda others: as_shared(self.least(others)),
         )
+
+
+def as_planned(joint: Joint, plan: Plan) -> SharedGraph[Plan]:
+    """A graph that keeps its plan, as one of several."""
+    held = held_bytes(joint, plan.program)
+    kept = GraphPlan(plan.predicted.peak_bytes, held, plan.predicted.seconds, plan)
+    return only_plan(kept, _passing_bytes(joint))
 
 
 def held_bytes(joint: Joint, program: Program) -> int:

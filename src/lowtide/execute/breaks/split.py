@@ -12,11 +12,12 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
+from lowtide.errors import GraphBreakError
 from lowtide.graph import Role
 from lowtide.trace.refusal import line_of
 from lowtide.trace.step.joint import Leaf
 
-__all__ = ["split_at"]
+__all__ = ["OrInParts", "split_at"]
 
 Made = Callable[[fx.GraphModule, Sequence[Leaf]], Callable[..., Any]]
 
@@ -82,3 +83,23 @@ def _tupled(module: fx.GraphModule) -> bool:
     output.args = ((output.args[0],),)
     module.recompile()
     return True
+
+
+class OrInParts:
+    """A graph, or what stands for it where torch cannot trace it."""
+
+    def __init__(
+        self, graph: Callable[..., Any], parted: Callable[[GraphBreakError], Callable[..., Any]]
+    ) -> None:
+        self._runs, self._parted = graph, parted
+        self._whole = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for these arguments."""
+        try:
+            return self._runs(*arguments)
+        except GraphBreakError as error:
+            if not self._whole:
+                raise
+            self._whole, self._runs = False, self._parted(error)
+        return self._runs(*arguments)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from lowtide.cost.modes import Modes
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.alike import plan_of_one_like
 from lowtide.execute.breaks.boundary import with_uses_apart
-from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage
+from lowtide.execute.breaks.forward_record import has_storage
 from lowtide.execute.breaks.graph_plans import GraphPlans, held_bytes
 from lowtide.execute.breaks.late import with_late_gradients
+from lowtide.execute.breaks.together import Together
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.planned import Planned, Rehearsal
@@ -25,13 +27,12 @@ from lowtide.execute.compile.sharded import refuse_distributed_parts
 from lowtide.execute.compile.trial import no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
-from lowtide.execute.planning.plan_step import StepPlanner, measurable
-from lowtide.execute.planning.step_costs import device_of
+from lowtide.execute.planning.plan_step import StepPlanner
 from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.parameter_offload import pinned_leaves
 from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import has_loop, in_tiles
-from lowtide.graph import Graph
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
@@ -39,11 +40,10 @@ from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.layouts import Layouts
-from lowtide.trace.eager.nothing_ran import calls_begun
 from lowtide.trace.step.boundary import Arriving, Boundary, silenced
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["Subgraph", "Together"]
+__all__ = ["Subgraph"]
 
 _SEARCHES = 8
 """A graph is planned about so many times: its time for one is that part of the time limit."""
@@ -51,34 +51,6 @@ _TILES = 0.5
 """The part of the time limit for one search for tiles."""
 _SHORTEST = 0.2
 """Seconds for one search at least."""
-
-
-@dataclass(slots=True)
-class Together:
-    """What the graphs of a step have in common."""
-
-    request: PlanRequest
-    record: ForwardRecord | None = None
-    """While forward of the step is rehearsed."""
-    count: int = 0
-    """How many graphs there are."""
-    tiles: bool = False
-    """Whether graphs may run in tiles."""
-    live: bool = False
-    """Whether they are planned while the user trains."""
-    adopted: list[tuple[Graph, Plan]] = field(default_factory=list)
-    """The graphs that were planned together, with what they run by."""
-    order: list[Subgraph] = field(default_factory=list)
-    """These graphs as they were called while the step was rehearsed."""
-    call: int = 0
-    """The call of the user's in which a graph ran last."""
-    place: int = -1
-    """Which one that was in the call, from 0."""
-
-    def runs(self) -> None:
-        """A graph is about to run."""
-        call = calls_begun()
-        self.call, self.place = call, self.place + 1 if call == self.call else 0
 
 
 class _Alone(Room):
@@ -121,6 +93,8 @@ class Subgraph(Planned):
         """The device that it runs on."""
         self.interpreter: Interpreter | None = None
         """What runs it."""
+        self._larger = False
+        """Whether it takes more than what it stands in for, whatever it runs by."""
         self.left = False
         """Whether it runs as it is."""
         self.others: list[Subgraph] = []
@@ -133,7 +107,7 @@ class Subgraph(Planned):
         record = self.together.record
         if self.left:
             return self._as_it_is(*arguments)
-        self.together.runs()
+        self.together.runs(self)
         if record is None:
             return super().__call__(*arguments)
         if not record.listening:
@@ -141,9 +115,9 @@ class Subgraph(Planned):
             return self._ready(*arguments) if self._ready is not None else super().__call__(*arguments)
         self._modes = Modes()
         with record.call(self, arguments) as told:
-            if self._ready is None:
+            if self._ready is None or (self.plans is None and not self.together.live):
                 self._ready = self.made(arguments)
-            self.arguments = [] if self.together.live else list(arguments)
+            self.arguments = [] if self._trains else list(arguments)
             record.restore(self._changed(arguments))
             results = self._ready(*arguments)
             told(results)
@@ -151,7 +125,10 @@ class Subgraph(Planned):
 
     def compiled(self, arguments: Sequence[Any], program: Programs, watch: Watch) -> Callable[..., Any]:
         """The graph for the shapes of these arguments, run by a Program."""
+        self._larger = False
         function = super().compiled(arguments, program, watch)
+        if self._larger:
+            self.together.does_not_fit()
         self.interpreter = self.interpreters[-1] if self.interpreters else None
         if self.interpreter is not None:
             refuse_distributed_parts((), [call.target for call in self.interpreter.joint.calls])
@@ -162,7 +139,10 @@ class Subgraph(Planned):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
         refuse_distributed_parts(arguments)
-        return self._late(super().made(arguments))
+        ready = self._late(super().made(arguments))
+        if self._trains:
+            self._whole_kept = None  # it holds the arguments
+        return ready
 
     def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return with_late_gradients(function, self._as_it_is, self.boundary.silent)
@@ -172,11 +152,14 @@ class Subgraph(Planned):
         used_behind: Collection[int] | None,
         silent: Collection[int] | None,
         strides: Mapping[int, tuple[int, ...]],
+        *,
+        planned: bool = False,
     ) -> bool:
         """Have gradients pass as they do in eager; whether the graph is to be made again for that.
 
         Others use these inputs too, behind a call of the graph, and gradients of these results never come
-        (None: as before); the gradients of others arrive in these strides.
+        (None: as before); the gradients of others arrive in these strides. What was seen in calls that it is
+        ``planned`` for goes on to hold.
         """
         joint = self.joint
         if joint is None or len(joint.inputs) != len(self.leaves):
@@ -192,9 +175,11 @@ class Subgraph(Planned):
             owner = joint.graph.storages()
             kept = {owner[t] for t in (*joint.outputs, *joint.graph.updated) if t is not None}
             free = {k for k, t in enumerate(joint.inputs) if t is not None and owner[t] not in kept}
-            now = replace(now, apart=self._several.intersection(used_behind, free))
+            behind = {*used_behind, *(before.apart if planned else ())}
+            now = replace(now, apart=self._several.intersection(behind, free))
         if silent is not None and not joint.graph.updated and not any(op.random for op in joint.graph.ops):
-            now = replace(now, silent=frozenset(k for k in silent if k in joint.tangents_of))
+            never = (k for k in silent if k in joint.tangents_of and (not planned or k in before.silent))
+            now = replace(now, silent=frozenset(never))
         changed = (now.apart, now.arriving, now.silent) != (before.apart, before.arriving, before.silent)
         if changed:
             self.cross_by(now)
@@ -204,6 +189,11 @@ class Subgraph(Planned):
         """Have gradients pass like this; the graph is made anew."""
         self.boundary, self._ready, self._aot, self._laid_out = boundary, None, None, None
         self.module = silenced(self._as_it_is, boundary.silent)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether the user trains meanwhile: a rehearsal may take no more than the budget then."""
+        return self.together.live or bool(self.together.orders)
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""
@@ -231,7 +221,7 @@ class Subgraph(Planned):
         made: list[Interpreter] = []
 
         def program(joint: Joint) -> Program:
-            self.plan = plan_of_one_like(joint.graph, self.together.adopted)
+            self.plan = plan_of_one_like(joint.graph, self.together.adopted.values())
             return store_all(joint.graph) if self.plan is None else self.plan.program
 
         ready = self.compiled(arguments, program, made.append)
@@ -240,35 +230,42 @@ class Subgraph(Planned):
         self.joint, self.room, made[-1].plan = made[-1].joint, Room(arguments), self.plan
         return ready
 
-    def _in_its_place(self, joint: Joint) -> tuple[Plan, int] | None:
-        """What a graph runs by that this one stands in for, and what it holds; None while all are planned.
+    def _in_its_place(self, joint: Joint) -> tuple[int, int] | None:
+        """The peak of a graph that this one stands in for, and what it holds; None where there is none.
 
-        It is the same graph with other shapes, else the one that was called in its place in the rehearsal.
+        It is the graph itself as it was planned before, the same one with other shapes, or the one that was
+        called in its place in a rehearsal.
         """
-        together, kinds = self.together, [op.kind for op in joint.graph.ops]
-        if together.record is not None:
-            return None
+        kinds = [op.kind for op in joint.graph.ops]
         same = [one for one in self.others if one.joint and kinds == [op.kind for op in one.joint.graph.ops]]
-        for one in same or together.order[together.place : together.place + 1]:
-            if one.plan is not None and one.joint is not None:
-                return one.plan, held_bytes(one.joint, one.plan.program)
+        for one in (self, *same[:1], self.together.in_its_place()):
+            if one is not None and one.plan is not None and one.joint is not None:
+                most = max(1, one.plan.predicted.peak_bytes - self.together.over)
+                return most, held_bytes(one.joint, one.plan.program)
         return None
 
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
-        """The Program to measure with: later one that takes no more than what it stands in for."""
-        measured = super()._to_measure(arguments, room, state)
+        """The Program to measure with: once the step is planned, one that takes no more than it may."""
+        if not self.together.orders or self.together.live:
+            return super()._to_measure(arguments, room, state)
+
+        given, pinned = [arguments], list[int]()
 
         def program(joint: Joint) -> Program:
-            found, other = measured(joint), self._in_its_place(joint)
-            if other is None:
-                return found
-            targets, limit = [call.target for call in joint.calls], other[0].predicted.peak_bytes
+            if given:  # what is compiled holds on to this function
+                pinned.extend(pinned_leaves(joint, given.pop(), state))
+            planner = StepPlanner(joint, _Alone(room, 0), pinned=pinned)
             seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES)
-            lean = measurable(joint.graph, targets, device_of(joint.graph), room, limit, seconds=seconds)
-            self._fits = lean is not None
-            return lean or found
+            asked = replace(self._request.within(seconds).without("tile"), cost="estimated")
+            other, self._fits = self._in_its_place(joint), True
+            try:
+                limit = 1 if other is None else other[0]
+                return planner.plan(None, replace(asked, budget=Budget(bytes=limit))).program
+            except InfeasibleError:
+                self._larger = True
+                return planner.plan(None, replace(asked, budget=Budget(bytes=1)), smallest=True).program
 
         return program
 
@@ -286,22 +283,33 @@ class Subgraph(Planned):
         limited = self._request.within(seconds).without("tile")
 
         def planned(
-            peak: int, between: int, *, smallest: bool = False, request: PlanRequest = limited, run: Any = run
+            run: Callable[..., object] | None,
+            request: PlanRequest,
+            peak: int,
+            between: int,
+            *,
+            smallest: bool = False,
         ) -> Plan:
             asked = replace(request, budget=Budget(bytes=peak))
             planner = StepPlanner(joint, _Alone(room, between), pinned=pinned)
             return planner.plan(run, asked, smallest=smallest)
 
-        self.joint, self.plans, self.room = joint, GraphPlans(joint, planned), room
+        measured = functools.partial(planned, run, limited)
+        self.joint, self.plans, self.room = joint, GraphPlans(joint, measured), room
         if self.together.tiles:
             self.plans.allow_tiles(self._in_tiles)
-        other = self._in_its_place(joint)
+        if self.together.over:  # what is predicted of the others says nothing of this one
+            self.together.does_not_fit()
+        other = self._in_its_place(joint) if self.together.orders else None
         if other is not None:
-            self.plan = self.plans.in_place_of(other[0].predicted.peak_bytes, other[1])
+            self.plan = self.plans.in_place_of(*other)
+            if self.plan.predicted.peak_bytes > other[0] or self.plans.held(self.plan) > other[1]:
+                self.together.does_not_fit()
         else:
             self.plan = self.plans.leanest
-        if self.together.live:  # what runs it holds its arguments; all of it was measured
-            self.plans.make = functools.partial(planned, request=replace(limited, cost="known"), run=None)
+        if self._trains:  # what runs it holds its arguments; all of it was measured
+            known = replace(limited, cost="known") if limited.cost == "measured" else limited
+            self.plans.make = functools.partial(planned, None, known)
         return self.plan
 
     def relax(self) -> bool:
@@ -327,9 +335,10 @@ class Subgraph(Planned):
         try:
             if self.boundary.arriving:
                 raise CaptureError("a gradient comes in strides of its own")
-            with self._modes.again(), no_trace(self.arguments, self.leaves, joint):
+            arguments = self.arguments or _zeros(joint)
+            with self._modes.again(), no_trace(arguments, self.leaves, joint):
                 alone = _Alone(self.room, 0)
-                return in_tiles(joint, self.arguments, alone, request, plain, time_limit=seconds)
+                return in_tiles(joint, arguments, alone, request, plain, time_limit=seconds)
         except CaptureError as error:
             said = str(error).splitlines()[0]
             raise InfeasibleError(said, budget=peak, smallest_budget=plain.peak_bytes, floor=0) from error
@@ -338,6 +347,14 @@ class Subgraph(Planned):
         """Hold no arguments any more; it is not planned again."""
         super().let_go()
         self.arguments, self.plans, self.others = [], None, []
+
+    def remembered(self) -> dict[str, Any]:
+        """What it runs by, to be put back."""
+        return vars(self).copy()
+
+    def put_back(self, remembered: Mapping[str, Any]) -> None:
+        """Run as it did before."""
+        vars(self).update(remembered)
 
     def forget(self) -> None:
         """Hold nothing of a rehearsal that failed."""
@@ -372,7 +389,7 @@ class Subgraph(Planned):
 
 def _zeros(joint: Joint) -> list[Any]:
     """Arguments of a graph to try it with, where those of the rehearsal are gone."""
-    pairs = zip(joint.inputs, joint.gradients, strict=False)
+    pairs = itertools.zip_longest(joint.inputs, joint.gradients)  # some graphs have no backward
     return [
         None if t is None else zeros(joint.values[t]).requires_grad_(gradient is not None)
         for t, gradient in pairs

@@ -2,31 +2,37 @@
 
 In a rehearsal the step's forward runs once, and each graph by its smallest plan. Then it is known which
 graphs there are, what goes from one to the next, and what is on the device meanwhile; and the graphs are
-planned again, so that together they stay inside the budget (``plan/make/share_budget.py``).
+planned again, so that together they stay inside the budget (``plan/make/share_budget.py``). A call that meets
+another graph, for which that leaves too little, is taken back; the step is rehearsed with it, and called
+again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from lowtide.cost.watch import watch_cpu
 from lowtide.errors import GraphBreakError, InfeasibleError
+from lowtide.execute.breaks.attempt import Attempt, DoesNotFit
 from lowtide.execute.breaks.boundary import arrived, silent, used_behind
-from lowtide.execute.breaks.called_graphs import CalledGraphs
+from lowtide.execute.breaks.called_graphs import CalledGraphs, PlannedCalls
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import held_bytes
-from lowtide.execute.breaks.split import split_at
-from lowtide.execute.breaks.subgraph import Subgraph, Together
+from lowtide.execute.breaks.split import OrInParts, split_at
+from lowtide.execute.breaks.subgraph import Subgraph
+from lowtide.execute.breaks.together import Together
 from lowtide.execute.compile.aot import KeepsGraphError
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.sharded import unsynchronised
 from lowtide.execute.memory.device import Room
-from lowtide.plan.make.share_budget import GraphPlan, share_budget, shared_peak
+from lowtide.plan.make.share_budget import GraphPlan
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.distributed.stand_ins import nothing_sent
@@ -37,11 +43,16 @@ from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["Subgraphs"]
 
+_FIGURES = "budget_bytes", "plain_bytes", "peak_bytes", "measured_bytes", "python_bytes"
+
 _ROUNDS = 4
 """Graphs are planned so many times at most, each time with less, until a step stays inside the budget."""
 
 _CROSSINGS = 4
 """A step is rehearsed so many times at most, until gradients pass from graph to graph as in eager."""
+
+_REHEARSALS = 16
+"""The calls of so many rehearsals have to fit together, the last ones."""
 
 _LATER = 64
 """So many graphs that are met after planning are remembered, to be told of."""
@@ -65,6 +76,12 @@ class Subgraphs:
         """What is saved for backward by code that torch did not capture."""
         self._later: deque[Subgraph] = deque()
         """Graphs that were met after all were planned."""
+        self._before: list[PlannedCalls] = []
+        """The calls of the rehearsals so far."""
+        self._promised = 0
+        """What the last rehearsal was planned for."""
+        self._attempt: Attempt | None = None
+        """The calls of the user's, which may be taken back."""
 
     def rehearse(
         self,
@@ -77,8 +94,10 @@ class Subgraphs:
         """Run the step, plan its graphs together, and measure a step by these plans.
 
         Where it takes more than the budget, as code between graphs may, they are planned again with less.
-        Nothing of it leaves a trace.
+        Nothing of it leaves a trace. If it fails, graphs run as they did before.
         """
+        before = {one: one.remembered() for one in self.made}
+        known, figures = self.together.known(), {name: getattr(self, name) for name in _FIGURES}
 
         def alone() -> Any:
             with nothing_sent():
@@ -86,12 +105,20 @@ class Subgraphs:
 
         try:
             with unsynchronised(modules):
+                attempt = Attempt(modules, batch)
+                attempt.begin(())
                 record = self._with_graphs_left(alone, modules, batch)
+                attempt.learn()
+                self._attempt = attempt
                 if record.calls:
                     self._planned(alone, record, verify=verify)
         except BaseException:  # torch keeps what it has compiled for functions of the user
             for one in self.made:
                 one.forget()
+            for one, was in before.items():
+                one.put_back(was)
+            self.together.adopted, self.together.orders = known
+            vars(self).update(figures)
             raise
         finally:
             if self.together.record is not None:
@@ -99,6 +126,29 @@ class Subgraphs:
             self.together.record = None
             for one in self.made:
                 one.let_go()
+
+    def call(
+        self,
+        run: Callable[[], Any],
+        modules: Callable[[], Sequence[nn.Module]],
+        batch: Sequence[torch.Tensor],
+    ) -> Any:
+        """A call of the user's; where it meets a graph that does not fit, the step is rehearsed first."""
+        attempt = self.together.attempt = self._attempt
+        if attempt is None:
+            return run()
+        attempt.begin(batch)
+        try:
+            return run()
+        except DoesNotFit:
+            attempt.take_back()
+        finally:
+            self.together.attempt = None
+            attempt.end()
+        gc.collect()  # what the call has left in cycles
+        self.rehearse(run, modules(), batch, verify=False)
+        gc.collect()
+        return run()
 
     def _with_graphs_left(
         self, run: Callable[[], Any], modules: Sequence[nn.Module], batch: Sequence[torch.Tensor]
@@ -146,7 +196,7 @@ class Subgraphs:
             if not self.together.request.on("cpu" if record.cuda is None else "cuda").tiles:
                 raise
             self.together.tiles = True
-            for one in self.made:
+            for one in dict.fromkeys(call.graph for call in record.calls):
                 one.relax()
             record = self._recorded(run, record.modules, record.batch, again=True)
             try:
@@ -168,33 +218,49 @@ class Subgraphs:
         strides = arrived(record.crossings)
         changed = False
         for one in dict.fromkeys(call.graph for call in record.calls):
-            changed |= one.cross(used.get(one), never.get(one), strides.get(one, {}))
+            planned = one in self.together.adopted
+            changed |= one.cross(used.get(one), never.get(one), strides.get(one, {}), planned=planned)
         return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
-        problem = self._problem(record)
+        problem = self._problem(record, self._before)
         budget = self.budget_bytes = self._budget(problem.called)
+        problem.before = self._with_more(budget)
         beyond = 0
         for left in reversed(range(_ROUNDS)):
-            chosen = problem.shared(budget - beyond) if left else None
+            chosen: list[GraphPlan[Plan]] | None = None
+            if left:
+                with contextlib.suppress(InfeasibleError):
+                    chosen = problem.shared(budget - beyond)
             try:
-                self._adopt(problem, chosen or problem.least, verify=verify and not beyond)
+                plans = chosen or problem.least(budget - beyond)
+                self._adopt(problem, plans, verify=verify and not beyond)
             except InfeasibleError:  # tiles are captured again with what was learned of them
                 if not left:
                     raise
                 continue
             record.clear()
-            self.measured_bytes = _measured(run, record)
+            self.measured_bytes = record.measured(run)
             if not beyond and self.together.request.budget.share is not None:
                 # a share is one of the whole step: what the code between graphs takes is seen only now
                 self.plain_bytes += max(0, self.measured_bytes - self.peak_bytes)
                 budget = self.budget_bytes = self._budget(problem.called)
+                problem.before = self._with_more(budget)
             if self.measured_bytes <= budget:
+                limit = max(budget - beyond, self.peak_bytes)
+                self.together.over = limit - (budget - beyond)
+                self._promised = budget
+                self._before = [*problem.before, replace(problem.now, limit=limit)][-_REHEARSALS:]
                 return
             if chosen is None:
                 break
             beyond += self.measured_bytes - budget
-        raise _refused(budget, len(problem.graphs), self.measured_bytes, self.python_bytes)
+        raise problem.refused(budget, self.measured_bytes, self.python_bytes)
+
+    def _with_more(self, budget: int) -> list[PlannedCalls]:
+        """The calls before, where a budget that is a share of a larger step than theirs is good for all."""
+        more = max(0, budget - self._promised) if self.together.request.budget.share is not None else 0
+        return [replace(calls, limit=calls.limit + more) for calls in self._before]
 
     def plan_together(self, record: ForwardRecord) -> None:
         """Plan the graphs whose calls were noted, inside the budget as far as is known without a rehearsal.
@@ -204,32 +270,30 @@ class Subgraphs:
         problem = self._problem(record)
         budget = self.budget_bytes = self._budget(problem.called)
         try:
-            chosen = share_budget(problem.graphs, problem.calls, budget, problem.end)
+            chosen = problem.shared(budget)
         except InfeasibleError:
             if not self.together.request.on(problem.device).tiles:
                 raise
             self.together.tiles = True
             for one in problem.called:
                 one.relax()
-            chosen = share_budget(problem.graphs, problem.calls, budget, problem.end)
+            chosen = problem.shared(budget)
         self._adopt(problem, chosen, verify=False)
 
-    def _problem(self, record: ForwardRecord) -> CalledGraphs:
-        problem = CalledGraphs(record)
+    def _problem(self, record: ForwardRecord, before: Sequence[PlannedCalls] = ()) -> CalledGraphs:
+        problem = CalledGraphs(record, before)
         self.python_bytes = record.python_bytes
-        plain = [graph.plain for graph in problem.graphs]
-        self.plain_bytes = shared_peak(problem.calls, plain, problem.end)
+        self.plain_bytes = problem.plain_bytes
         return problem
 
     def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
-        self.peak_bytes = shared_peak(problem.calls, chosen, problem.end)
-        self.together.adopted.clear()
-        self.together.order = [problem.called[call.graph] for call in problem.calls]
-        for graph, one in zip(problem.called, chosen, strict=True):
+        self.peak_bytes = problem.peak_bytes(chosen)
+        for graph, one in zip(problem.called, chosen, strict=False):  # others keep their plans
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
-            self.together.adopted.append((one.plan.graph, one.plan))
+            self.together.adopted[graph] = one.plan.graph, one.plan
+        self.together.orders = [list(calls.graphs) for calls in (problem.now, *reversed(problem.before))]
 
     def note(self, module: fx.GraphModule) -> None:
         """Remember why a graph ends where it does."""
@@ -274,7 +338,7 @@ class Subgraphs:
                 self.leave(str(error))
             return found or static
 
-        return _OrInParts(made, parted)
+        return OrInParts(made, parted)
 
     def _add(self, made: Subgraph) -> None:
         """One more graph; of those that are met after planning, the last ones are remembered."""
@@ -287,10 +351,12 @@ class Subgraphs:
         self.together.count += 1
 
     def _budget(self, called: Sequence[Subgraph]) -> int:
+        """What a rehearsal may take; of a share, no less than the one before, as with other shapes."""
         budget = self.together.request.budget
         arguments = [a for one in called for a in one.arguments]
         room = Room(arguments) if arguments else called[0].room
-        return budget.resolve(self.plain_bytes, room.free_bytes() if budget.auto else None)
+        found = budget.resolve(self.plain_bytes, room.free_bytes() if budget.auto else None)
+        return found if budget.share is None else max(found, self._promised)
 
     @property
     def plans(self) -> list[Plan]:
@@ -326,58 +392,3 @@ class Subgraphs:
                 f"backward, hands on {format_bytes(out)}"
             )
         return "\n".join(lines)
-
-
-class _OrInParts:
-    """A graph, or what stands for it where torch cannot trace it."""
-
-    def __init__(
-        self, graph: Callable[..., Any], parted: Callable[[GraphBreakError], Callable[..., Any]]
-    ) -> None:
-        self._runs, self._parted = graph, parted
-        self._whole = True
-
-    def __call__(self, *arguments: Any) -> Any:
-        """The results for these arguments."""
-        try:
-            return self._runs(*arguments)
-        except GraphBreakError as error:
-            if not self._whole:
-                raise
-            self._whole, self._runs = False, self._parted(error)
-        return self._runs(*arguments)
-
-
-def _measured(run: Callable[[], Any], record: ForwardRecord) -> int:
-    """What one step takes, with parameters, buffers and the batch; it leaves no trace."""
-
-    def step() -> None:
-        record.backward(run())
-
-    with record.undone():
-        if record.cuda is None:
-            _, seen = watch_cpu(lambda _: step())
-            return seen.peak_bytes + record.leaf_bytes
-        torch.cuda.synchronize(record.cuda)
-        torch.cuda.reset_peak_memory_stats(record.cuda)
-        step()
-        torch.cuda.synchronize(record.cuda)
-        return torch.cuda.max_memory_allocated(record.cuda)
-
-
-def _refused(budget: int, graphs: int, works: int, python: int) -> InfeasibleError:
-    told = (
-        f". Code that torch did not capture holds {format_bytes(python)} of it for its backward"
-        if python
-        else ""
-    )
-    return InfeasibleError(
-        f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {graphs} graphs of this step; the "
-        f"smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}. Give that, or "
-        "take a smaller batch; a step without graph breaks may need less (fullgraph=True names the first "
-        "break)",
-        budget=budget,
-        smallest_budget=works,
-        floor=0,
-        holds_for="nothing",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ from lowtide.torch_internals import autocast_disabled, storage_id
 from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["TrialOutcome", "no_trace", "stepped", "untouched"]
+__all__ = ["TrialOutcome", "no_trace", "random_states", "stepped", "untouched"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,28 +97,35 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
     Those of Python and NumPy are among them.
     """
     before = [(tensor, tensor.detach().clone()) for tensor in changing]
-    drawing = sorted({device for device in devices if device.type == "cuda"}, key=str)
-    with torch.random.fork_rng(devices=drawing), _same_on_host():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in before:
-                    if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
-                        tensor.copy_(value)
-
-
-@contextlib.contextmanager
-def _same_on_host() -> Iterator[None]:
-    """Afterwards the generators of Python and NumPy, where that is imported, are what they were."""
-    numpy = getattr(sys.modules.get("numpy"), "random", None)
-    python, array = random.getstate(), None if numpy is None else numpy.get_state()
+    put_back = random_states(devices)
     try:
         yield
     finally:
+        put_back()
+        with torch.no_grad():
+            for tensor, value in before:
+                if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
+                    tensor.copy_(value)
+
+
+def random_states(devices: Iterable[torch.device]) -> Callable[[], None]:
+    """Remember the states of all generators, of Python and NumPy too; gives what restores them."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    python, array = random.getstate(), None if numpy is None else numpy.get_state()
+    state = torch.get_rng_state()
+    host = ctypes.string_at(state.data_ptr(), state.nbytes)  # no tensor: nobody counts it
+    drawing = sorted({device for device in devices if device.type == "cuda"}, key=str)
+    cuda = [torch.cuda.get_rng_state(device) for device in drawing]
+
+    def put_back() -> None:
         random.setstate(python)
         if numpy is not None:
             numpy.set_state(array)
+        torch.set_rng_state(torch.frombuffer(bytearray(host), dtype=torch.uint8))
+        for device, state in zip(drawing, cuda, strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    return put_back
 
 
 def _incoming(output: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:

@@ -1,0 +1,79 @@
+"""What the graphs of one step have in common."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lowtide.execute.breaks.attempt import Attempt, DoesNotFit
+from lowtide.execute.breaks.forward_record import ForwardRecord
+from lowtide.graph import Graph
+from lowtide.plan.request import PlanRequest
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.eager.nothing_ran import calls_begun
+
+if TYPE_CHECKING:
+    from lowtide.execute.breaks.subgraph import Subgraph
+
+__all__ = ["Together"]
+
+
+@dataclass(slots=True)
+class Together:
+    """What the graphs of a step have in common."""
+
+    request: PlanRequest
+    record: ForwardRecord | None = None
+    """While forward of the step is rehearsed."""
+    count: int = 0
+    """How many graphs there are."""
+    tiles: bool = False
+    """Whether graphs may run in tiles."""
+    live: bool = False
+    """Whether they are planned while the user trains."""
+    adopted: dict[Subgraph, tuple[Graph, Plan]] = field(default_factory=dict)
+    """The graphs that were planned together, with what they run by."""
+    orders: list[list[Subgraph]] = field(default_factory=list)
+    """These graphs as they are called: one order for each rehearsal, the last one first."""
+    over: int = 0
+    """By how much the step is predicted to exceed its budget, where it was measured to stay inside."""
+    attempt: Attempt | None = None
+    """The call of the user's that runs, where it may be taken back."""
+    ran: list[Subgraph] = field(default_factory=list)
+    """The graphs that ran in the last call of the user's."""
+    _call: int = 0
+    """Which call that is."""
+
+    def known(self) -> tuple[dict[Subgraph, tuple[Graph, Plan]], list[list[Subgraph]]]:
+        """The graphs that were planned, and their orders."""
+        return dict(self.adopted), list(self.orders)
+
+    def runs(self, graph: Subgraph) -> None:
+        """A graph is about to run."""
+        call = calls_begun()
+        if call != self._call:
+            self._call, self.ran = call, []
+        self.ran.append(graph)
+
+    def in_its_place(self) -> Subgraph | None:
+        """The graph that is planned for where another one is about to run; None where there is none.
+
+        Best is one behind the same graphs.
+        """
+        place = len(self.ran) - 1
+        longer = [order for order in self.orders if len(order) > place >= 0]
+        longer.sort(key=lambda order: order[:place] != self.ran[:place])
+        return longer[0][place] if longer else None
+
+    def does_not_fit(self) -> None:
+        """A graph that was met later leaves too little to the others: end the call, or go on and tell."""
+        if self.live or self.record is not None:
+            return
+        if self.attempt is not None and self.attempt.possible:
+            raise DoesNotFit
+        warnings.warn(
+            "the step has come to a graph that it was not planned with (another branch, or other shapes), "
+            "and may take more than its budget. Give `fit` a call that goes there as one of its `examples`",
+            stacklevel=2,
+        )

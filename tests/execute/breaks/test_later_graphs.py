@@ -1,0 +1,210 @@
+"""A call that meets a graph which the step was not planned with: taken back, planned for, and made again."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import distributed, nn
+
+import lowtide
+from lowtide.cost.watch import watch_cpu
+from lowtide.errors import InfeasibleError
+from lowtide.execute.breaks.attempt import _MOST, Attempt
+
+WIDTH, ROWS = 32, 1024
+TENSOR = 4 * ROWS * WIDTH
+SLACK = 16 * 1024
+"""What random states and numbers of single elements take while a step is planned again."""
+
+
+class Branches(nn.Module):
+    """Layers, then one of two branches: the second takes more."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(3)
+        )
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.calls = 0
+
+    def forward(self, x):
+        positive = x.sum().item() > 0
+        x = F.dropout(self.norm(x), 0.1, self.training)
+        for layer in self.first:
+            x = torch.tanh(layer(x))
+        if positive:
+            for layer in self.second:
+                x = torch.tanh(layer(x))
+        else:
+            for layer in self.third:
+                x = F.gelu(layer(x))
+        return x
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def batches():
+    torch.manual_seed(1)
+    return [torch.randn(ROWS, WIDTH) + 0.5 * (-1) ** k for k in range(6)]
+
+
+def fitted(model, *example, **options):
+    known = {"time_limit": 0.3, "cache": False, "cost": "estimated", "only": "recompute", **options}
+    return lowtide.fit(loss_of, model, *example, **known)
+
+
+def left(step, model, x, seed):
+    """What a step leaves behind, and its peak."""
+    torch.manual_seed(seed)
+    model.zero_grad(set_to_none=True)
+    found = []
+
+    def run(_):
+        loss = step(model, x)
+        loss.backward()
+        found.append(loss.detach())
+
+    _, seen = watch_cpu(run)
+    state = [*model.parameters(), *model.buffers()]
+    found += [one.grad for one in model.parameters()] + [one.clone() for one in model.buffers()]
+    found.append(torch.get_rng_state())
+    return found, seen.peak_bytes + sum(one.nbytes for one in (*state, x))
+
+
+def same(one, other):
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def branches():
+    """A batch for each branch, each with the smallest budget that it has; the smaller one first."""
+    found = []
+    for x in batches()[:2]:
+        with pytest.raises(InfeasibleError) as refused:
+            fitted(Branches(), x, budget=1)
+        found.append((refused.value.smallest_budget, x))
+    return sorted(found, key=lambda one: one[0])
+
+
+@pytest.mark.parametrize(
+    ("order", "factor", "more"),
+    [((0, 1, 0, 1), 1.2, SLACK), ((1, 0, 1, 0), 1.2, SLACK), ((0, 1, 0, 1), 1.02, 2 * TENSOR)],
+    ids=["the smaller first", "the larger first", "inside the smallest budget"],
+)
+def test_another_branch_stays_inside_the_budget_from_its_first_call_on(order, factor, more, branches):
+    budget = int(factor * branches[1][0])
+    torch.manual_seed(0)
+    model = Branches()
+    twin = copy.deepcopy(model)
+    step = fitted(model, branches[order[0]][1], budget=budget)
+    for k, which in enumerate(order):
+        x = branches[which][1]
+        expected, _ = left(loss_of, twin, x, k)
+        found, peak = left(step, model, x, k)
+        assert same(found, expected), "buffers and random states change once"
+        assert peak <= budget + more * (k == 1)
+
+
+def test_examples_plan_all_branches_without_a_trace():
+    some = batches()
+    model = Branches()
+    before = copy.deepcopy(model.state_dict())
+    step = fitted(model, some[0], budget="70%", examples=[(model, some[1])])
+    graphs = len(step.plans)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    left(step, model, some[1], 0)
+    assert len(step.plans) == graphs
+
+
+def test_a_branch_that_does_not_fit_is_refused_and_the_others_go_on(branches):
+    (low, small), (high, large) = branches
+    budget = (low + high) // 2
+    assert low < budget < high
+    torch.manual_seed(0)
+    model = Branches()
+    twin = copy.deepcopy(model)
+    step = fitted(model, small, budget=budget)
+    told = step.explain().splitlines()[1]
+    for k in range(2):
+        expected, _ = left(loss_of, twin, small, k)
+        found, peak = left(step, model, small, k)
+        assert same(found, expected)
+        assert peak <= budget
+        before = [one.clone() for one in (*model.buffers(), torch.get_rng_state())]
+        with pytest.raises(InfeasibleError, match="smallest budget with a known plan"):
+            step(model, large)
+        assert same(before, [*model.buffers(), torch.get_rng_state()])
+    assert step.explain().splitlines()[1] == told
+
+
+def test_a_call_that_cannot_be_taken_back_goes_on_and_says_so(monkeypatch, branches):
+    (low, small), (high, large) = branches
+    torch.manual_seed(0)
+    model = Branches()
+    twin = copy.deepcopy(model)
+    step = fitted(model, small, budget=(low + high) // 2)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    with pytest.warns(UserWarning, match="may take more than its budget"):
+        found, _ = left(step, model, large, 0)
+    assert same(found, left(loss_of, twin, large, 0)[0])
+
+
+def test_no_handler_of_the_user_sees_a_call_end(branches):
+    (low, small), (high, large) = branches
+    model, caught = Branches(), []
+
+    def guarded(model, x):
+        try:
+            return loss_of(model, x)
+        except Exception as error:
+            caught.append(error)
+            raise
+
+    known = {"time_limit": 0.3, "cache": False, "cost": "estimated", "only": "recompute"}
+    step = lowtide.fit(guarded, model, small, budget=(low + high) // 2, **known)
+    with pytest.raises(InfeasibleError):
+        step(model, large)
+    assert not caught
+
+
+def test_what_a_call_changes_is_put_back():
+    module = nn.BatchNorm1d(4)
+    attempt = Attempt([module], [torch.zeros(3)])
+    attempt.begin(())
+    module(torch.randn(8, 4))
+    before = [one.clone() for one in module.buffers()]
+    state = torch.get_rng_state()
+    attempt.begin(())
+    module(torch.randn(8, 4))
+    assert attempt.possible
+    attempt.take_back()
+    assert same(before, module.buffers())
+    assert torch.equal(state, torch.get_rng_state())
+    attempt.end()
+    assert not attempt.possible
+
+
+def test_a_call_that_changes_its_arguments_is_not_taken_back():
+    x = torch.zeros(3)
+    attempt = Attempt([], [x])
+    attempt.begin([x])
+    assert attempt.possible
+    x.add_(1)
+    assert not attempt.possible
+
+
+def test_large_buffers_are_not_copied():
+    module = nn.Module()
+    module.register_buffer("cache", torch.zeros(_MOST // 4 + 1))
+    attempt = Attempt([module], [])
+    attempt.begin(())
+    module.cache.add_(1)
+    attempt.learn()
+    attempt.begin(())
+    module.cache.add_(1)
+    assert not attempt.possible
