@@ -89,8 +89,8 @@ class CalledGraphs:
         return InfeasibleError(
             f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {len(self.called)} graphs of this "
             f"step; the smallest budget with a known plan is {format_bytes(works)} ({works} bytes){told}. "
-            "Give that, or take a smaller batch; a step without graph breaks may need less (fullgraph=True names "
-            "the first break)",
+            "Give that, or take a smaller batch; a step without graph breaks may need less (fullgraph=True "
+            "names the first break)",
             budget=budget,
             smallest_budget=works,
             floor=0,
