@@ -94,6 +94,23 @@ def groups_without_a_compiler():
         yield
 
 
+@pytest.fixture(scope="session")
+def fork_server():
+    """The process that others are forked from; the first of them starts it."""
+    from tests import forked
+
+    yield forked.Forks
+    forked.stop()
+
+
+@pytest.fixture
+def forks(fork_server, tmp_path):
+    """Starts processes that have torch from the beginning."""
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    return fork_server(folder)
+
+
 DOCUMENTS = Path(__file__).parent.parent / "examples" / "documents"
 
 
