@@ -12,7 +12,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
-from torch._dynamo import guards
+
+from tests.unlogged import UNLOGGED
 
 _PRELOADED = (
     "lowtide.execute.fit",
@@ -74,9 +75,10 @@ def _settle(environment, folder):
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
-    gc.freeze()  # as in tests/conftest.py: torch need not be looked through, and guards are not timed
+    gc.freeze()  # as in tests/conftest.py
     gc.set_threshold(5000, 10, 50)
-    guards.profile_guard_manager = lambda *_: 0.0
+    for owner, attribute, instead in UNLOGGED:
+        setattr(owner, attribute, instead)
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
