@@ -24,7 +24,7 @@ def pytest_collection_finish():
         importlib.import_module("torch._functorch.aot_autograd")
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5000, 10, 50)  # tracing makes many objects that live as long as it does
+    gc.set_threshold(50_000, 10, 50)  # tracing makes many objects that live as long as it does
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,7 +59,10 @@ def one_device():
     def measured(kind):
         where = repr(probe.environment(kind))
         if where not in known:
-            known[where] = measure_device(kind)
+            with pytest.MonkeyPatch.context() as quick:  # estimates follow from it, and no test from them
+                quick.setattr(probe, "_CALL_SECONDS", 1e-3)
+                quick.setattr(probe, "_BUFFER_BYTES", {"cpu": 32 << 20, "cuda": 1 << 30})
+                known[where] = measure_device(kind)
         return known[where]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -76,7 +76,7 @@ def _settle(environment, folder):
     os.environ.update(environment)
     torch.set_num_threads(1)
     gc.freeze()  # as in tests/conftest.py
-    gc.set_threshold(5000, 10, 50)
+    gc.set_threshold(50_000, 10, 50)
     for owner, attribute, instead in UNLOGGED:
         setattr(owner, attribute, instead)
     for number, name in ((1, "stdout"), (2, "stderr")):
