@@ -24,7 +24,7 @@ def pytest_collection_finish():
         importlib.import_module("torch._functorch.aot_autograd")
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5000, 10, 50)  # tracing makes many objects that live as long as it does
+    gc.set_threshold(50_000, 10, 50)  # tracing makes many objects that live as long as it does
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,7 +59,10 @@ def one_device():
     def measured(kind):
         where = repr(probe.environment(kind))
         if where not in known:
-            known[where] = measure_device(kind)
+            with pytest.MonkeyPatch.context() as quick:  # estimates follow from it, and no test from them
+                quick.setattr(probe, "_CALL_SECONDS", 1e-3)
+                quick.setattr(probe, "_BUFFER_BYTES", {"cpu": 32 << 20, "cuda": 1 << 30})
+                known[where] = measure_device(kind)
         return known[where]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,15 +72,16 @@ def one_device():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def guards_are_not_timed():
-    """Dynamo empties the processor's caches to time the guards of each graph, for a figure that is only logged."""
+def nothing_is_logged():
+    """Torch need not compute what it only logs."""
     if "torch" not in sys.modules:
         yield
         return
-    from torch._dynamo import guards
+    from tests.unlogged import UNLOGGED
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        for owner, name, instead in UNLOGGED:
+            patch.setattr(owner, name, instead, raising=False)
         yield
 
 
@@ -92,6 +96,23 @@ def groups_without_a_compiler():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "kernel_compiler", lambda kind: f"none, for {kind}")
         yield
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """The process that others are forked from; the first of them starts it."""
+    from tests import forked
+
+    yield forked.Forks
+    forked.stop()
+
+
+@pytest.fixture
+def forks(fork_server, tmp_path):
+    """Starts processes that have torch from the beginning."""
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    return fork_server(folder)
 
 
 DOCUMENTS = Path(__file__).parent.parent / "examples" / "documents"

@@ -9,8 +9,19 @@ import torch
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def printed_by(name, folder, monkeypatch, capsys):
-    """What an example prints, with a cache and a folder of its own and a single thread."""
+def printed_by(name, folder, monkeypatch, capsys, **smaller):
+    """What an example prints, with a cache and a folder of its own and a single thread.
+
+    ``smaller`` has texts of the example that others take the place of, as ``size=("64", "32")``.
+    """
+    script = EXAMPLES / f"{name}.py"
+    if smaller:
+        text = script.read_text()
+        for old, new in smaller.values():
+            assert old in text, f"{name} has no {old}"
+            text = text.replace(old, new)
+        script = folder / f"{name}.py"
+        script.write_text(text)
     monkeypatch.setenv("LOWTIDE_CACHE", str(folder / "cache"))
     monkeypatch.chdir(folder)
     torch._dynamo.reset()
@@ -19,7 +30,7 @@ def printed_by(name, folder, monkeypatch, capsys):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        runpy.run_path(str(script), run_name="__main__")
     finally:
         torch.set_num_threads(threads)
     return capsys.readouterr().out

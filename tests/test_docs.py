@@ -144,8 +144,10 @@ def test_the_readme_shows_the_training_loop():
 
 @tried
 def test_the_training_loop_runs_as_the_readme_says(tmp_path, monkeypatch, capsys):
-    printed = printed_by("training_loop", tmp_path, monkeypatch, capsys).splitlines()
+    figures = platform.machine() == "x86_64"  # those of the README; other machines train on smaller images
+    smaller = {} if figures else {"size": ("64", "32")}
+    printed = printed_by("training_loop", tmp_path, monkeypatch, capsys, **smaller).splitlines()
     readme = (ROOT / "README.md").read_text()
     assert [line.split(":")[0] for line in printed[5:]] == ["step 0", "step 1", "step 2"]
     budget = printed[0].partition(";")[0]
-    assert budget in readme or (budget.startswith("budget ") and platform.machine() != "x86_64")
+    assert budget in readme or (budget.startswith("budget ") and not figures)

@@ -18,6 +18,14 @@ PRINTED = {
     "tiles_on_a_large_image": " tiles\nloss ",
     "hugging_face": "step 2: loss ",
 }
+SMALLER = {
+    "tiles_on_a_large_image": {
+        "size": ("SIZE = 256", "SIZE = 128"),
+        "budget": ('"8MiB"', '"2MiB"'),
+        "search": ("time_limit=2", "time_limit=0.5"),
+    },
+}
+"""A quarter of the image in a quarter of the budget."""
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 
 
@@ -33,7 +41,7 @@ def run(name, folder, *paths):
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     if name == "hugging_face" and not HAS_TRANSFORMERS:
         pytest.skip("transformers is not installed: pip install transformers")
-    printed = printed_by(name, tmp_path, monkeypatch, capsys)
+    printed = printed_by(name, tmp_path, monkeypatch, capsys, **SMALLER.get(name, {}))
     assert PRINTED[name] in printed
     if name == "compile_backend":
         eager, planned = (line.split()[1:] for line in printed.splitlines())

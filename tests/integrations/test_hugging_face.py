@@ -2,9 +2,7 @@
 
 import functools
 import importlib.util
-import multiprocessing
 import runpy
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import ClassVar
 
@@ -153,26 +151,21 @@ def test_a_budget_that_is_too_small_is_told():
 
 
 @pytest.fixture
-def _forked(tmp_path, monkeypatch):
-    """Processes of an example are forked from one that has imported what takes seconds to import."""
+def _forked(forks, tmp_path, monkeypatch):
+    """Processes of an example need not import torch, and take few steps."""
     described(tmp_path)
-    multiprocessing.set_forkserver_preload(
-        ["lowtide.execute.fit", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed.fsdp"]
-    )
-    start = functools.partial(torch.multiprocessing.start_processes, start_method="forkserver")
-    monkeypatch.setattr(torch.multiprocessing, "spawn", start)
-    yield
-    forkserver._forkserver._stop()  # it prints to where the first example's output was captured
+    monkeypatch.setattr(torch.multiprocessing, "spawn", functools.partial(forks.spawn, steps=5))
 
 
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("name", NEEDED)
-def test_an_example_trains_as_the_same_loop_without_lowtide(name, capfd):
+def test_an_example_trains_as_the_same_loop_without_lowtide(name, capsys, forks):
     missing = [one for one in NEEDED[name] if importlib.util.find_spec(one) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed: pip install {' '.join(NEEDED[name])}")
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert "are the same, bit for bit: True" in capfd.readouterr().out
+    printed = capsys.readouterr().out + forks.printed()[0]
+    assert "are the same, bit for bit: True" in printed
 
 
 def test_every_example_is_tried():

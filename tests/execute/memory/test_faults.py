@@ -4,9 +4,6 @@ import contextlib
 import copy
 import gc
 import itertools
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -453,10 +450,7 @@ assert all(map(torch.equal, left(step, model), expected))
 """
 
 
-def test_a_host_whose_memory_is_limited():
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=300, env=environment
-    )
+def test_a_host_whose_memory_is_limited(forks):
+    result = forks.run(FULL)
     assert result.returncode == 0, result.stderr
     assert "the host has no 40.00 MiB (41943040 bytes) left to keep a tensor in" in result.stdout

@@ -1,15 +1,11 @@
 """A process that is killed while it fits a step: nothing half-written, and the next one works."""
 
 import json
-import os
-import subprocess
-import sys
 
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-import torch._dynamo.backends.common, torch._functorch.aot_autograd  # once for all that is forked
 from torch import nn
 import lowtide
 from lowtide.cost import samples
@@ -63,10 +59,8 @@ print(json.dumps({
 """
 
 
-def test_a_kill_while_fitting_leaves_nothing_that_disturbs(tmp_path):
-    command = [sys.executable, "-c", DRIVER]
-    environment = os.environ | {"LOWTIDE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def test_a_kill_while_fitting_leaves_nothing_that_disturbs(tmp_path, forks):
+    result = forks.run(DRIVER, LOWTIDE_CACHE=str(tmp_path / "cache"))
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert all(found["ended"].values()), found["ended"]

@@ -204,8 +204,8 @@ def test_copies_that_cross_from_forward_to_backward(planner, device):
     """Large enough that copies are under way when forward ends."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(512, 512), nn.Tanh()))).to(device)
-    x = torch.randn(2048, 512).to(device)
+    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh()))).to(device)
+    x = torch.randn(16 * 1024, 64).to(device)  # copies of 4 MiB, and little to compute meanwhile
     made = []
     step = torch.compile(loss, backend=lambda m, i: compile_with(m, i, planner, made.append), fullgraph=True)
     loss(model, x).backward()

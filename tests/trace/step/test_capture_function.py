@@ -55,19 +55,30 @@ def test_it_has_the_signature_of_the_function():
     assert [(p.name, p.kind) for p in ours] == [(p.name, p.kind) for p in theirs]
 
 
-@pytest.mark.parametrize("first", ["import lowtide.trace.step.joint", "import lowtide.zoo"])
-def test_what_was_imported_before_does_not_matter(first):
-    result = run(f"""
+def test_what_was_imported_before_does_not_matter():
+    """In one process that imports torch, and one forked from it for each that is imported first."""
+    result = run("""
+        import os
         import sys
         import lowtide
         assert "torch" not in sys.modules
-        {first}
-        import torch
-        from lowtide import capture
-        assert capture is lowtide.capture
-        assert len(lowtide.capture(lambda x: x + 1, torch.ones(3)).step.graph.ops) == 1
+        import torch, torch._dynamo, torch._functorch.aot_autograd
+        for first in ("lowtide.trace.step.joint", "lowtide.zoo"):
+            assert not any(name.startswith("lowtide.trace") for name in sys.modules)
+            child = os.fork()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0, first
+                continue
+            __import__(first)
+            from lowtide import capture
+            assert capture is lowtide.capture
+            assert len(lowtide.capture(lambda x: x + 1, torch.ones(3)).step.graph.ops) == 1
+            print(first)
+            sys.stdout.flush()
+            os._exit(0)
     """)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["lowtide.trace.step.joint", "lowtide.zoo"]
 
 
 def test_without_torch_it_says_how_to_get_it(tmp_path):
