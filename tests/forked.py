@@ -52,11 +52,11 @@ class Forks:
             process.kill()
         return Ended(process.exitcode, *self.printed())
 
-    def spawn(self, function, args=(), nprocs=1, *, steps):
-        """As ``torch.multiprocessing.spawn``, with a number of steps that takes the place of the module's."""
+    def spawn(self, function, args=(), nprocs=1):
+        """As ``torch.multiprocessing.spawn``."""
         multiprocessing.set_forkserver_preload(list(_PRELOADED))
         place = dict(os.environ), str(self.folder)
-        given = place, function, args, steps
+        given = place, function, args
         torch.multiprocessing.start_processes(_run_rank, given, nprocs, start_method="forkserver")
 
     def printed(self):
@@ -90,7 +90,6 @@ def _run(place, text):
     exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
 
 
-def _run_rank(rank, place, function, args, steps):
+def _run_rank(rank, place, function, args):
     _settle(*place)
-    function.__globals__["STEPS"] = steps
     function(rank, *args)

@@ -1,6 +1,5 @@
 """The mixin for Hugging Face's Trainer: the training of the plain one, bit for bit."""
 
-import functools
 import importlib.util
 import runpy
 from pathlib import Path
@@ -152,9 +151,9 @@ def test_a_budget_that_is_too_small_is_told():
 
 @pytest.fixture
 def _forked(forks, tmp_path, monkeypatch):
-    """Processes of an example need not import torch, and take few steps."""
+    """Processes of an example need not import torch."""
     described(tmp_path)
-    monkeypatch.setattr(torch.multiprocessing, "spawn", functools.partial(forks.spawn, steps=5))
+    monkeypatch.setattr(torch.multiprocessing, "spawn", forks.spawn)
 
 
 @pytest.mark.usefixtures("_forked")

@@ -52,6 +52,8 @@ class Fitted:
         self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
+        self.on_retry: Callable[[], None] | None = None
+        """Called where a step in several graphs is run once more in a call, as for another branch."""
         self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), {}
         """Those of the call that runs, of a step in several graphs."""
         self._answers = Answers()
@@ -101,6 +103,7 @@ class Fitted:
         try:
             if self._subgraphs is None:
                 return self._compiled(*args, **kwargs)
+            self._subgraphs.on_retry = self.on_retry
             return self._subgraphs.call(
                 lambda: self._compiled(*args, **kwargs),
                 lambda: modules_in(self.function, *args, *kwargs.values()),

@@ -77,6 +77,7 @@ class BudgetCallback:
             with _instead(module, "log", log):
                 if self.fitted is None:
                     self.fitted = fit(loss_of, module, *args, **self._options)
+                    self.fitted.on_retry = logged.clear
                 logged.clear()  # what was logged while the step was planned
                 results = self.fitted(module, *args)
             for told, how in logged:

@@ -231,17 +231,17 @@ class Subgraph(Planned):
         return ready
 
     def _in_its_place(self, joint: Joint) -> tuple[int, int] | None:
-        """The peak of a graph that this one stands in for, and what it holds; None where there is none.
+        """The peak that this graph should have, and what it may hold; None where that is not known.
 
-        It is the graph itself as it was planned before, the same one with other shapes, or the one that was
-        called in its place in a rehearsal.
+        It may hold what a graph does that it stands in for: itself as it was planned before, the same one
+        with other shapes, or the one that was called in its place in a rehearsal.
         """
         kinds = [op.kind for op in joint.graph.ops]
         same = [one for one in self.others if one.joint and kinds == [op.kind for op in one.joint.graph.ops]]
         for one in (self, *same[:1], self.together.in_its_place()):
             if one is not None and one.plan is not None and one.joint is not None:
-                most = max(1, one.plan.predicted.peak_bytes - self.together.over)
-                return most, held_bytes(one.joint, one.plan.program)
+                most = one.plan.predicted.peak_bytes + min(0, self.together.left_bytes)
+                return max(1, most), held_bytes(one.joint, one.plan.program)
         return None
 
     def _to_measure(
@@ -260,12 +260,13 @@ class Subgraph(Planned):
             seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES)
             asked = replace(self._request.within(seconds).without("tile"), cost="estimated")
             other, self._fits = self._in_its_place(joint), True
+            limit = 1 if other is None else other[0]
             try:
-                limit = 1 if other is None else other[0]
                 return planner.plan(None, replace(asked, budget=Budget(bytes=limit))).program
             except InfeasibleError:
-                self._larger = True
-                return planner.plan(None, replace(asked, budget=Budget(bytes=1)), smallest=True).program
+                least = planner.plan(None, replace(asked, budget=Budget(bytes=1)), smallest=True)
+                self._larger = least.predicted.peak_bytes > limit + max(0, self.together.left_bytes)
+                return least.program
 
         return program
 
@@ -298,12 +299,13 @@ class Subgraph(Planned):
         self.joint, self.plans, self.room = joint, GraphPlans(joint, measured), room
         if self.together.tiles:
             self.plans.allow_tiles(self._in_tiles)
-        if self.together.over:  # what is predicted of the others says nothing of this one
+        if self.together.left_bytes < 0:  # what is predicted of the others says nothing of this one
             self.together.does_not_fit()
         other = self._in_its_place(joint) if self.together.orders else None
         if other is not None:
             self.plan = self.plans.in_place_of(*other)
-            if self.plan.predicted.peak_bytes > other[0] or self.plans.held(self.plan) > other[1]:
+            most = other[0] + max(0, self.together.left_bytes)
+            if self.plan.predicted.peak_bytes > most or self.plans.held(self.plan) > other[1]:
                 self.together.does_not_fit()
         else:
             self.plan = self.plans.leanest

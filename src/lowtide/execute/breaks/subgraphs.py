@@ -78,6 +78,8 @@ class Subgraphs:
         """Graphs that were met after all were planned."""
         self._before: list[PlannedCalls] = []
         """The calls of the rehearsals so far."""
+        self.on_retry: Callable[[], None] | None = None
+        """Called before a call that was taken back is made again."""
         self._promised = 0
         """What the last rehearsal was planned for."""
         self._attempt: Attempt | None = None
@@ -148,6 +150,8 @@ class Subgraphs:
         gc.collect()  # what the call has left in cycles
         self.rehearse(run, modules(), batch, verify=False)
         gc.collect()
+        if self.on_retry is not None:
+            self.on_retry()
         return run()
 
     def _with_graphs_left(
@@ -248,7 +252,7 @@ class Subgraphs:
                 problem.before = self._with_more(budget)
             if self.measured_bytes <= budget:
                 limit = max(budget - beyond, self.peak_bytes)
-                self.together.over = limit - (budget - beyond)
+                self.together.left_bytes = budget - beyond - self.peak_bytes
                 self._promised = budget
                 self._before = [*problem.before, replace(problem.now, limit=limit)][-_REHEARSALS:]
                 return

@@ -36,8 +36,8 @@ class Together:
     """The graphs that were planned together, with what they run by."""
     orders: list[list[Subgraph]] = field(default_factory=list)
     """These graphs as they are called: one order for each rehearsal, the last one first."""
-    over: int = 0
-    """By how much the step is predicted to exceed its budget, where it was measured to stay inside."""
+    left_bytes: int = 0
+    """What the budget leaves as the step is predicted; less than 0 where it fits only as it was measured."""
     attempt: Attempt | None = None
     """The call of the user's that runs, where it may be taken back."""
     ran: list[Subgraph] = field(default_factory=list)
