@@ -379,8 +379,9 @@ class Subgraph(Planned):
             ready = self.compiled(self.arguments, lambda _: plan.program, promise)
             if made and self.joint is not None and (verify or has_loop(plan.program)):
                 arguments = self.arguments or _zeros(self.joint)
-                compare = Verification(self.module, arguments, self.leaves, self.joint, plan).compare
-                same = self.rehearsed(ready, made[-1], arguments, witness, compare if verify else None)
+                verification = Verification(self.module, arguments, self.leaves, self.joint, plan)
+                compared = verification if verify else None
+                same = self.rehearsed(ready, made[-1], arguments, witness, compared)
         if not same and self.plans is not None:
             self.plans.dismiss(plan)
             said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"

@@ -199,7 +199,7 @@ class Planned(FirstCall):
         self._made(plan, arguments)
         if self._verified(plan, room):
             verification = Verification(self.module, arguments, self.leaves, joint, plan)
-            same = self.rehearsed(ready, made[-1], arguments, witness, verification.compare)
+            same = self.rehearsed(ready, made[-1], arguments, witness, verification)
         else:  # all operators of a step without tiles were seen before
             seen = self._fits and loop_of(plan.program) is None
             same = seen or self.rehearsed(ready, made[-1], arguments, witness)
