@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--kernels", default="fused")
     parser.add_argument("--graphs", default="off", help="a word of lowtide.fit: off or auto")
-    parser.add_argument("--half-budget", default="", help="torch.compile with its budget 0.5 too: STEP,... or all")
+    parser.add_argument(
+        "--half-budget", default="", help="torch.compile with its budget 0.5 too: STEP,... or all"
+    )
     parser.add_argument("steps", nargs="+", metavar="STEP[/GRAPHS][:BUDGET,...]")
     chosen = parser.parse_args()
     lines = [
