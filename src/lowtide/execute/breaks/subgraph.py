@@ -193,7 +193,7 @@ class Subgraph(Planned):
     @property
     def _trains(self) -> bool:
         """Whether the user trains meanwhile: a rehearsal may take no more than the budget then."""
-        return self.together.live or bool(self.together.orders)
+        return self.together.live or self.together.trains
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""
@@ -308,7 +308,7 @@ class Subgraph(Planned):
             if self.plan.predicted.peak_bytes > most or self.plans.held(self.plan) > other[1]:
                 self.together.does_not_fit()
         else:
-            self.plan = self.plans.leanest
+            self.plan = self.plans.least(0) if self.together.orders else self.plans.leanest
         if self._trains:  # what runs it holds its arguments; all of it was measured
             known = replace(limited, cost="known") if limited.cost == "measured" else limited
             self.plans.make = functools.partial(planned, None, known)
