@@ -208,3 +208,99 @@ def test_large_buffers_are_not_copied():
     attempt.begin(())
     module.cache.add_(1)
     assert not attempt.possible
+
+
+class Trips(nn.Module):
+    """A layer that runs as often as the batch says, in a graph of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def _trip(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def forward(self, x):
+        for _ in range(int(x[0, 0].item())):
+            x = self._trip(x)
+            torch._dynamo.graph_break()
+        return self.last(x)
+
+
+def test_graphs_that_are_known_fit_in_another_order_too():
+    """A loop that makes more trips than it was planned for holds more."""
+    some = batches()
+    for x, trips in zip(some, (1, 4, 2, 4), strict=False):
+        x[0, 0] = trips + 0.5
+    with pytest.raises(InfeasibleError) as refused:
+        fitted(Trips(), some[1], budget=1)
+    budget = int(1.3 * refused.value.smallest_budget)
+    torch.manual_seed(0)
+    model = Trips()
+    twin = copy.deepcopy(model)
+    step = fitted(model, some[0], budget=budget)
+    for k, x in enumerate(some[:4]):
+        expected, _ = left(loss_of, twin, x, k)
+        found, peak = left(step, model, x, k)
+        assert same(found, expected)
+        assert peak <= budget + TENSOR * (k == 1)
+
+
+class Assigns(Branches):
+    """Has a buffer that forward assigns."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["assigned buffers", "a handler for everything"])
+def test_a_call_that_is_taken_back_leaves_nothing(how, branches):
+    (_, small), (high, large) = branches
+    torch.manual_seed(0)
+    model = Assigns()
+    twin = copy.deepcopy(model)
+
+    def loss_in_any_case(model, x):
+        try:
+            return loss_of(model, x)
+        except BaseException:
+            if how == "assigned buffers":
+                raise
+            return x.sum() * 0
+
+    known = {"time_limit": 0.3, "cache": False, "cost": "estimated", "only": "recompute"}
+    step = lowtide.fit(loss_in_any_case, model, small, budget=int(1.4 * high), **known)
+    again = step._subgraphs.rehearse = counted(step._subgraphs.rehearse)
+    for k, x in enumerate((small, large, small, large)):
+        assert same(left(step, model, x, k)[0], left(loss_of, twin, x, k)[0])
+    assert again.calls <= 1
+
+
+def counted(function):
+    def call(*args, **keywords):
+        call.calls += 1
+        return function(*args, **keywords)
+
+    call.calls = 0
+    return call
+
+
+def test_a_copy_of_the_model_is_planned_for_in_its_second_call(branches):
+    (low, small), (high, large) = branches
+    torch.manual_seed(0)
+    model = Branches()
+    other, twin = copy.deepcopy(model), copy.deepcopy(model)
+    step = fitted(model, small, budget=(low + high) // 2)
+    with pytest.warns(UserWarning, match="may take more than its budget"):
+        assert same(left(step, other, large, 0)[0], left(loss_of, twin, large, 0)[0])
+    with pytest.raises(InfeasibleError):
+        step(other, large)
+    assert same(left(step, other, small, 1)[0], left(loss_of, twin, small, 1)[0])

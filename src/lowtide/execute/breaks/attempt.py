@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import distributed, nn
 
 from lowtide.execute.breaks.forward_record import has_storage
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.trial import random_states
+from lowtide.execute.compile.trial import random_states, registered_buffers
 from lowtide.torch_internals import version_of
 
 __all__ = ["Attempt", "DoesNotFit"]
@@ -28,58 +31,120 @@ class DoesNotFit(BaseException):
 class Attempt:
     """What a call changes: buffers that are known to change are copied before it, and random states."""
 
-    def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor]) -> None:
-        tensors = [one for module in modules for one in (*module.parameters(), *module.buffers())]
-        self._state = list({id(one): one for one in tensors if has_storage(one)}.values())
+    def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor] = ()) -> None:
+        self._modules = modules
+        self._state = _state_of(modules)
         """Parameters and buffers."""
         self._devices = {one.device for one in (*self._state, *batch)}
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Tensors that calls change, by their identity, each with its value before the call."""
+        self._now: Callable[[], Sequence[nn.Module]] = lambda: modules
         self._given: Sequence[torch.Tensor] = ()
         self._versions: list[int] = []
-        self._random: Callable[[], None] | None = None
+        self._undo: Sequence[Callable[[], None]] = ()
+        self.ended = False
+        """Whether the call was told to end, to be made again."""
+        self.failed = self.stale = False
+        """Whether a call has ended in an error, and whether one had other parameters than these."""
         self._copy(_unsaid(modules))
 
-    def begin(self, given: Sequence[torch.Tensor]) -> None:
-        """A call begins, with these tensors among its arguments."""
-        self._given = given
+    def begin(
+        self, given: Sequence[torch.Tensor], modules: Callable[[], Sequence[nn.Module]] | None = None
+    ) -> None:
+        """A call begins, with these tensors and ``modules`` among its arguments."""
+        self._given, self.ended = given, False
+        self._now = modules or (lambda: self._modules)
         self._versions = [version_of(tensor) for tensor in (*self._state, *given)]
         with torch.no_grad():
-            for tensor, copy in self._copies.values():
+            for tensor, copy in self.copies.values():
                 copy.copy_(tensor)
-        self._random = None if _communicates() else random_states(self._devices)
+        if _communicates():
+            self._undo = ()
+        else:
+            self._undo = random_states(self._devices), registered_buffers(self._modules)
+
+    def called(
+        self,
+        run: Callable[[], Any],
+        given: Sequence[torch.Tensor],
+        modules: Callable[[], Sequence[nn.Module]],
+    ) -> tuple[bool, Any]:
+        """Make a call: whether it has come to its end, with its results. Else everything was put back."""
+        self.begin(given, modules)
+        try:
+            with contextlib.suppress(DoesNotFit):
+                results = run()
+                if not self.ended:  # else code of the user's has caught it
+                    return True, results
+                del results
+            self.take_back()
+        except Exception:
+            self.failed = True
+            raise
+        finally:
+            self.end()
+        return False, None
+
+    def tell_of_errors(self) -> None:
+        """No graph has run: say so, if code of the user's has raised an error before."""
+        if self.failed:
+            self.failed = False
+            warnings.warn(
+                "torch captures the step no more, since an error was raised in it: it runs as it is, and no "
+                "budget holds. Call lowtide.fit again",
+                stacklevel=2,
+            )
 
     def end(self) -> None:
         """The call has ended, and cannot be taken back any more."""
-        self._given, self._random = (), None
+        self._given, self._undo, self._now = (), (), lambda: self._modules
 
-    def learn(self) -> None:
-        """Copy what this call has changed before each further one, if it is not too large."""
-        self._copy(one for one in self._changed() if id(one) not in self._copies)
+    def learn(self, changed: Iterable[torch.Tensor] = (), before: Attempt | None = None) -> None:
+        """Copy what a call has changed before each further one, if it is not too large.
+
+        So do what was learned ``before``, if the parameters and buffers are the same.
+        """
+        known = [] if before is None else [tensor for tensor, _ in before.copies.values()]
+        here = {id(one) for one in self._state}
+        found = {id(one): one for one in (*known, *changed, *self._changed()) if id(one) in here}
+        self._copy(one for key, one in found.items() if key not in self.copies)
 
     def _copy(self, tensors: Iterable[torch.Tensor]) -> None:
         more = list(tensors)
-        known = [copy for _, copy in self._copies.values()]
+        known = [copy for _, copy in self.copies.values()]
         if sum(one.nbytes for one in (*known, *more)) <= _MOST:
-            self._copies.update((id(one), (one, one.detach().clone())) for one in more)
+            self.copies.update((id(one), (one, one.detach().clone())) for one in more)
 
     @property
     def possible(self) -> bool:
         """Whether the call that runs can be taken back."""
-        return self._random is not None and all(id(one) in self._copies for one in self._changed())
+        if not self._undo or any(id(one) not in self.copies for one in self._changed()):
+            return False
+        known = {id(one) for one in self._state}
+        self.stale = not known.issuperset(map(id, _parameters_of(self._now())))  # a copy of the model, say
+        return not self.stale
 
     def take_back(self) -> None:
         """Put everything back that the call has changed."""
+        for undo in self._undo:
+            undo()
         with torch.no_grad():
-            for tensor, copy in self._copies.values():
+            for tensor, copy in self.copies.values():
                 if not same_bits(tensor, copy):
                     tensor.copy_(copy)
-        if self._random is not None:
-            self._random()
 
     def _changed(self) -> list[torch.Tensor]:
         pairs = zip((*self._state, *self._given), self._versions, strict=False)
         return [tensor for tensor, before in pairs if version_of(tensor) != before]
+
+
+def _state_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+    tensors = [one for module in modules for one in (*module.parameters(), *module.buffers())]
+    return list({id(one): one for one in tensors if has_storage(one)}.values())
+
+
+def _parameters_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+    return [one for module in modules for one in module.parameters() if has_storage(one)]
 
 
 def _unsaid(modules: Sequence[nn.Module]) -> list[torch.Tensor]:

@@ -66,6 +66,15 @@ class CalledGraphs:
         kinds = {one.room.device.type for one in self.called}
         return "cuda" if "cuda" in kinds else "cpu"
 
+    def outside_bytes(self, least: int) -> int:
+        """What is on the device in these calls besides what graphs are given, make and hold."""
+        made = 0
+        for one, around in zip(self.now.graphs, self.now.around, strict=True):
+            taken = one.taken()
+            least = max(least, around - made + taken.given)
+            made += taken.made
+        return max(least, self.now.end - made)
+
     @property
     def plain_bytes(self) -> int:
         """The peak of the calls where nothing is recomputed."""

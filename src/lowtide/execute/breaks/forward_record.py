@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.boundary import Crossing
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.trial import untouched
+from lowtide.execute.compile.trial import registered_buffers, untouched
 from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
 from lowtide.torch_internals import storage_id, tree_leaves
@@ -64,6 +64,8 @@ class ForwardRecord:
         """Parameters, buffers and the batch by their storage: bytes, and whether they are trained."""
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """What the step updates meanwhile, and its value before."""
+        self.changed: dict[int, torch.Tensor] = {}
+        """What it was seen to change, by identity."""
         self._inside = False
         """Whether a graph runs now."""
         self._saved: dict[int, int] = {}
@@ -75,6 +77,8 @@ class ForwardRecord:
         self._trained = [leaf for leaf in leaves if leaf.requires_grad]
         self.listening = False
         """Whether calls are noted."""
+        self.trained_bytes = sum(_size(leaf) for leaf in self._trained if has_storage(leaf))
+        """The gradients of all leaves."""
         self.leaf_bytes = 0
         """Parameters, buffers and the batch."""
 
@@ -102,10 +106,12 @@ class ForwardRecord:
     def undone(self) -> Iterator[None]:
         """Afterwards buffers, what the step updates, and random states are what they were."""
         self.restore(self._buffers)
+        assigned = registered_buffers(self.modules)
         with untouched([], self._devices):
             try:
                 yield
             finally:
+                assigned()
                 self._put_back()
 
     def measured(self, run: Callable[[], Any]) -> int:
@@ -164,6 +170,7 @@ class ForwardRecord:
             for tensor, value in self._before.values():
                 if not same_bits(tensor, value):
                     tensor.copy_(value)
+                    self.changed[id(tensor)] = tensor
         self._before.clear()
 
     @contextlib.contextmanager
