@@ -1,6 +1,7 @@
 """A call that meets a graph which the step was not planned with: taken back, planned for, and made again."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -304,3 +305,28 @@ def test_a_copy_of_the_model_is_planned_for_in_its_second_call(branches):
     with pytest.raises(InfeasibleError):
         step(other, large)
     assert same(left(step, other, small, 1)[0], left(loss_of, twin, small, 1)[0])
+
+
+def test_a_step_that_torch_no_longer_captures_says_so(branches):
+    """An error in code that torch captures has it run that code as it is from then on."""
+    _, (high, large) = branches
+
+    class Fails(Branches):
+        fails = False
+
+        def forward(self, x):
+            x = super().forward(x)
+            if self.fails:
+                raise ValueError("no")
+            return x
+
+    model = Fails()
+    step = fitted(model, large, budget=2 * high)
+    model.fails = True
+    with pytest.raises(ValueError, match="no"):
+        step(model, large)
+    model.fails = False
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _, peak = left(step, model, large, 0)
+    assert peak <= 2 * high or any("Call lowtide.fit again" in str(one.message) for one in told)

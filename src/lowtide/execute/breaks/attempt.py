@@ -86,12 +86,12 @@ class Attempt:
         return False, None
 
     def tell_of_errors(self) -> None:
-        """No graph has run: say so, if code of the user's has raised an error before."""
+        """Graphs are missing: say so, if code of the user's has raised an error before."""
         if self.failed:
             self.failed = False
             warnings.warn(
-                "torch captures the step no more, since an error was raised in it: it runs as it is, and no "
-                "budget holds. Call lowtide.fit again",
+                "an error was raised in the step before, and torch may run the code around it as it is from "
+                "then on: the step may take more than its budget. Call lowtide.fit again",
                 stacklevel=2,
             )
 

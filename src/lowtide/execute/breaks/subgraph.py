@@ -397,4 +397,4 @@ class Subgraph(Planned):
             said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"
             peak = plan.predicted.peak_bytes
             raise InfeasibleError(said, budget=peak, smallest_budget=plan.plain.peak_bytes, floor=0)
-        self.plan, self._ready = plan, self._late(ready)
+        self.plan, self._ready, self.stands_for = plan, self._late(ready), None

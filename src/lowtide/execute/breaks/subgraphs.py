@@ -152,7 +152,7 @@ class Subgraphs:
             if attempt.stale:
                 self._attempt = Attempt(modules(), batch)
         if done:
-            if self.together.orders and self.together.nothing_ran:
+            if self.together.cut_short:
                 attempt.tell_of_errors()
             return results
         self._again += 1

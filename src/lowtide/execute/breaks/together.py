@@ -79,9 +79,10 @@ class Together:
         self.outside_bytes = max(self.outside_bytes, outside)
 
     @property
-    def nothing_ran(self) -> bool:
-        """Whether no graph has run in the last call."""
-        return self._call != calls_begun()
+    def cut_short(self) -> bool:
+        """Whether graphs are missing from the last call, as far as its order was rehearsed."""
+        whole = any(len(order) == len(self.ran) for order in self._matching)
+        return bool(self.orders) and (self._call != calls_begun() or not whole)
 
     def runs(self, graph: Subgraph) -> None:
         """A graph is about to run."""
@@ -101,8 +102,8 @@ class Together:
             taken = self.taken[graph] = graph.taken()
         needed = taken.peak - self.allowed(taken.given)
         self._held += taken.made + taken.held
-        place, known = len(self.ran) - 1, graph.stands_for or graph
-        self._matching = [one for one in self._matching if place < len(one) and one[place] is known]
+        place, either = len(self.ran) - 1, (graph, graph.stands_for)
+        self._matching = [one for one in self._matching if place < len(one) and one[place] in either]
         if self.orders and not self._matching and needed > 0:
             self.does_not_fit()
 
