@@ -104,10 +104,12 @@ class Subgraph(Planned):
             return self._as_it_is(*arguments)
         self.together.runs(self)
         if record is None:
-            try:
-                self._ready = self._ready or self.made(arguments)
-            finally:
-                self.let_go()
+            if self._ready is None:
+                try:
+                    self._ready = self.made(arguments)
+                finally:
+                    self.let_go()
+                gc.collect()  # the user trains: nothing that planning has left may take memory
             self.together.fits(self)
             return self._ready(*arguments)
         if not record.listening:
@@ -212,10 +214,7 @@ class Subgraph(Planned):
                 return ready
         if self._counted is not None:
             self._counted.unlike, self._counted = self._counted.unlike + 1, None
-        found = super().make(arguments, witness)
-        if self.together.record is None:
-            gc.collect()  # the user trains: nothing that planning has left may take memory
-        return found
+        return super().make(arguments, witness)
 
     def _as_one_like(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         """The graph by a plan that is known; None where there is none. It is not run to see that it holds."""
