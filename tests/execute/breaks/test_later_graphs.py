@@ -1,7 +1,9 @@
 """A call that meets a graph which the step was not planned with: taken back, planned for, and made again."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -9,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import distributed, nn
 
 import lowtide
-from lowtide.cost.watch import watch_cpu
 from lowtide.errors import InfeasibleError
 from lowtide.execute.breaks.attempt import _MOST, Attempt
+from tests.execute.breaks.steps import left, same
 
 WIDTH, ROWS = 32, 1024
 TENSOR = 4 * ROWS * WIDTH
@@ -56,28 +58,6 @@ def batches():
 def fitted(model, *example, **options):
     known = {"time_limit": 0.3, "cache": False, "cost": "estimated", "only": "recompute", **options}
     return lowtide.fit(loss_of, model, *example, **known)
-
-
-def left(step, model, x, seed):
-    """What a step leaves behind, and its peak."""
-    torch.manual_seed(seed)
-    model.zero_grad(set_to_none=True)
-    found = []
-
-    def run(_):
-        loss = step(model, x)
-        loss.backward()
-        found.append(loss.detach())
-
-    _, seen = watch_cpu(run)
-    state = [*model.parameters(), *model.buffers()]
-    found += [one.grad for one in model.parameters()] + [one.clone() for one in model.buffers()]
-    found.append(torch.get_rng_state())
-    return found, seen.peak_bytes + sum(one.nbytes for one in (*state, x))
-
-
-def same(one, other):
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -182,21 +162,21 @@ def test_what_a_call_changes_is_put_back():
     state = torch.get_rng_state()
     attempt.begin(())
     module(torch.randn(8, 4))
-    assert attempt.possible
+    assert attempt.can_be_taken_back()
     attempt.take_back()
     assert same(before, module.buffers())
     assert torch.equal(state, torch.get_rng_state())
     attempt.end()
-    assert not attempt.possible
+    assert not attempt.can_be_taken_back()
 
 
 def test_a_call_that_changes_its_arguments_is_not_taken_back():
     x = torch.zeros(3)
     attempt = Attempt([], [x])
     attempt.begin([x])
-    assert attempt.possible
+    assert attempt.can_be_taken_back()
     x.add_(1)
-    assert not attempt.possible
+    assert not attempt.can_be_taken_back()
 
 
 def test_large_buffers_are_not_copied():
@@ -208,7 +188,7 @@ def test_large_buffers_are_not_copied():
     attempt.learn()
     attempt.begin(())
     module.cache.add_(1)
-    assert not attempt.possible
+    assert not attempt.can_be_taken_back()
 
 
 class Trips(nn.Module):
@@ -330,3 +310,38 @@ def test_a_step_that_torch_no_longer_captures_says_so(branches):
         warnings.simplefilter("always")
         _, peak = left(step, model, large, 0)
     assert peak <= 2 * high or any("Call lowtide.fit again" in str(one.message) for one in told)
+
+
+def test_an_error_that_is_made_of_the_end_of_a_call_is_not_the_users(branches):
+    (_, small), (high, large) = branches
+    model = Branches()
+
+    def renamed(model, x):
+        try:
+            return loss_of(model, x)
+        except BaseException as error:
+            raise RuntimeError("something went wrong") from error
+
+    known = {"time_limit": 0.3, "cache": False, "cost": "estimated", "only": "recompute"}
+    step = lowtide.fit(renamed, model, small, budget=int(1.4 * high), **known)
+    assert left(step, model, large, 0)[1] <= 1.4 * high + SLACK
+
+
+def test_batches_of_inference_mode_are_evaluated():
+    """Their tensors count no versions."""
+    model = Branches()
+    some = batches()
+    step = fitted(model, some[0], budget="100%")
+    with torch.inference_mode():
+        given = some[0].clone()
+        assert torch.equal(step(model.eval(), given), loss_of(model, given))
+
+
+def test_a_step_keeps_no_model_alive():
+    model = Branches()
+    step = fitted(model, batches()[0], budget="100%")
+    kept = weakref.ref(model.norm.running_mean)
+    del model
+    gc.collect()
+    assert step.plans
+    assert kept() is None

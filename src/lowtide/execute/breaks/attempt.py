@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,39 +29,46 @@ class DoesNotFit(BaseException):
 
 
 class Attempt:
-    """What a call changes: buffers that are known to change are copied before it, and random states."""
+    """What a call changes: buffers that are known to change are copied before it, and random states.
+
+    It keeps no model alive.
+    """
 
     def __init__(self, modules: Sequence[nn.Module], batch: Sequence[torch.Tensor] = ()) -> None:
-        self._modules = modules
-        self._state = _state_of(modules)
-        """Parameters and buffers."""
-        self._devices = {one.device for one in (*self._state, *batch)}
-        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Tensors that calls change, by their identity, each with its value before the call."""
-        self._now: Callable[[], Sequence[nn.Module]] = lambda: modules
-        self._given: Sequence[torch.Tensor] = ()
-        self._versions: list[int] = []
+        parts = [part for module in modules for part in module.modules()]
+        tensors = [one for module in modules for one in (*module.parameters(), *module.buffers())]
+        state = {id(one): one for one in tensors if has_storage(one)}
+        self._state = {key: weakref.ref(one) for key, one in state.items()}
+        """Parameters and buffers, by their identity."""
+        self._parts = [weakref.ref(part) for part in parts if any(True for _ in part.buffers(recurse=False))]
+        """Modules with buffers of their own."""
+        self._devices = {one.device for one in (*state.values(), *batch)}
+        self.copies: dict[int, torch.Tensor] = {}
+        """The values before the call of tensors that calls change, by the identity of these."""
+        self._modules: Callable[[], Sequence[nn.Module]] = tuple
+        self._before: list[tuple[torch.Tensor, int]] = []
+        """What the call may change, each with its version."""
         self._undo: Sequence[Callable[[], None]] = ()
         self.ended = False
         """Whether the call was told to end, to be made again."""
         self.failed = self.stale = False
         """Whether a call has ended in an error, and whether one had other parameters than these."""
-        self._copy(_unsaid(modules))
+        self._copy(one for part in parts for one in _unsaid(part))
 
     def begin(
-        self, given: Sequence[torch.Tensor], modules: Callable[[], Sequence[nn.Module]] | None = None
+        self, given: Sequence[torch.Tensor], modules: Callable[[], Sequence[nn.Module]] = tuple
     ) -> None:
         """A call begins, with these tensors and ``modules`` among its arguments."""
-        self._given, self.ended = given, False
-        self._now = modules or (lambda: self._modules)
-        self._versions = [version_of(tensor) for tensor in (*self._state, *given)]
+        self._modules, self.ended = modules, False
+        state = [one for reference in self._state.values() if (one := reference()) is not None]
+        self._before = [(one, version_of(one)) for one in (*state, *given) if not one.is_inference()]
         with torch.no_grad():
-            for tensor, copy in self.copies.values():
+            for tensor, copy in self.copied():
                 copy.copy_(tensor)
-        if _communicates():
-            self._undo = ()
-        else:
-            self._undo = random_states(self._devices), registered_buffers(self._modules)
+        self._undo = ()
+        if not _communicates():
+            parts = [part for reference in self._parts if (part := reference()) is not None]
+            self._undo = random_states(self._devices), registered_buffers(parts)
 
     def called(
         self,
@@ -72,15 +79,18 @@ class Attempt:
         """Make a call: whether it has come to its end, with its results. Else everything was put back."""
         self.begin(given, modules)
         try:
-            with contextlib.suppress(DoesNotFit):
-                results = run()
-                if not self.ended:  # else code of the user's has caught it
-                    return True, results
-                del results
+            results = run()
+            if not self.ended:
+                return True, results
+            del results  # code of the user's has caught what ended the call
+            self.take_back()
+        except DoesNotFit:
             self.take_back()
         except Exception:
-            self.failed = True
-            raise
+            if not self.ended:
+                self.failed = True
+                raise
+            self.take_back()  # it has made another error of it
         finally:
             self.end()
         return False, None
@@ -97,31 +107,32 @@ class Attempt:
 
     def end(self) -> None:
         """The call has ended, and cannot be taken back any more."""
-        self._given, self._undo, self._now = (), (), lambda: self._modules
+        self._before, self._undo, self._modules = [], (), tuple
 
     def learn(self, changed: Iterable[torch.Tensor] = (), before: Attempt | None = None) -> None:
         """Copy what a call has changed before each further one, if it is not too large.
 
         So do what was learned ``before``, if the parameters and buffers are the same.
         """
-        known = [] if before is None else [tensor for tensor, _ in before.copies.values()]
-        here = {id(one) for one in self._state}
-        found = {id(one): one for one in (*known, *changed, *self._changed()) if id(one) in here}
-        self._copy(one for key, one in found.items() if key not in self.copies)
+        known = [] if before is None else [tensor for tensor, _ in before.copied()]
+        self._copy((*known, *changed, *self._changed()))
 
     def _copy(self, tensors: Iterable[torch.Tensor]) -> None:
-        more = list(tensors)
-        known = [copy for _, copy in self.copies.values()]
-        if sum(one.nbytes for one in (*known, *more)) <= _MOST:
-            self.copies.update((id(one), (one, one.detach().clone())) for one in more)
+        new = [one for one in tensors if id(one) in self._state and id(one) not in self.copies]
+        if sum(one.nbytes for one in (*self.copies.values(), *new)) <= _MOST:
+            self.copies.update((id(one), one.detach().clone()) for one in new)
 
-    @property
-    def possible(self) -> bool:
-        """Whether the call that runs can be taken back."""
+    def copied(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors that calls change and their values before the call."""
+        pairs = [(self._state[key](), copy) for key, copy in self.copies.items()]
+        return [(tensor, copy) for tensor, copy in pairs if tensor is not None]
+
+    def can_be_taken_back(self) -> bool:
+        """Whether the call that runs can be: all that it has changed was copied."""
         if not self._undo or any(id(one) not in self.copies for one in self._changed()):
             return False
-        known = {id(one) for one in self._state}
-        self.stale = not known.issuperset(map(id, _parameters_of(self._now())))  # a copy of the model, say
+        parameters = [one for module in self._modules() for one in module.parameters() if has_storage(one)]
+        self.stale = any(id(one) not in self._state for one in parameters)  # a copy of the model, say
         return not self.stale
 
     def take_back(self) -> None:
@@ -129,32 +140,18 @@ class Attempt:
         for undo in self._undo:
             undo()
         with torch.no_grad():
-            for tensor, copy in self.copies.values():
+            for tensor, copy in self.copied():
                 if not same_bits(tensor, copy):
                     tensor.copy_(copy)
 
     def _changed(self) -> list[torch.Tensor]:
-        pairs = zip((*self._state, *self._given), self._versions, strict=False)
-        return [tensor for tensor, before in pairs if version_of(tensor) != before]
+        return [tensor for tensor, before in self._before if version_of(tensor) != before]
 
 
-def _state_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
-    tensors = [one for module in modules for one in (*module.parameters(), *module.buffers())]
-    return list({id(one): one for one in tensors if has_storage(one)}.values())
-
-
-def _parameters_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
-    return [one for module in modules for one in module.parameters() if has_storage(one)]
-
-
-def _unsaid(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+def _unsaid(module: nn.Module) -> list[torch.Tensor]:
     """Buffers that eager changes without a new version: those of BatchNorm and its kind."""
-    found: dict[int, torch.Tensor] = {}
-    for one in (part for module in modules for part in module.modules()):
-        own = dict(one.named_buffers(recurse=False))
-        if "running_mean" in own:
-            found |= {id(buffer): buffer for buffer in own.values() if has_storage(buffer)}
-    return list(found.values())
+    own = dict(module.named_buffers(recurse=False))
+    return [one for one in own.values() if has_storage(one)] if "running_mean" in own else []
 
 
 def _communicates() -> bool:

@@ -106,7 +106,7 @@ class ForwardRecord:
     def undone(self) -> Iterator[None]:
         """Afterwards buffers, what the step updates, and random states are what they were."""
         self.restore(self._buffers)
-        assigned = registered_buffers(self.modules)
+        assigned = registered_buffers(part for module in self.modules for part in module.modules())
         with untouched([], self._devices):
             try:
                 yield

@@ -86,6 +86,7 @@ class Subgraph(Planned):
         """The device that it runs on."""
         self.interpreter: Interpreter | None = None
         """What runs it."""
+        self._taken: tuple[Plan | None, GraphBytes] = (None, GraphBytes())
         self._larger = False
         """Whether it takes more than what it stands in for, whatever it runs by."""
         self.left = False
@@ -237,8 +238,7 @@ class Subgraph(Planned):
     def _in_its_place(self, joint: Joint) -> tuple[int, int, Subgraph] | None:
         """The peak that this graph should have, what it may hold, and in whose place; None: nobody knows.
 
-        It may hold what a graph does that it stands in for: itself as it was planned before, the same one
-        with other shapes, or the one that was called in its place in a rehearsal.
+        It stands in for itself as it was planned before, the same graph with other shapes, or what ran there.
         """
         kinds = [op.kind for op in joint.graph.ops]
         same = [one for one in self.others if one.joint and kinds == [op.kind for op in one.joint.graph.ops]]
@@ -314,7 +314,7 @@ class Subgraph(Planned):
         elif other is not None:
             peak, held, one = other
             self.plan = self.plans.in_place_of(peak, held)
-            taken = graph_bytes(joint, self.plan)
+            taken = self.taken()
             if taken.peak > peak + max(0, self.together.left_bytes) or taken.held > held:
                 self.together.does_not_fit()
             elif taken.peak <= peak and taken.made <= one.taken().made:
@@ -364,8 +364,9 @@ class Subgraph(Planned):
 
     def taken(self) -> GraphBytes:
         """What it takes by its plan."""
-        joint, plan = self.joint, self.plan
-        return GraphBytes() if joint is None or plan is None else graph_bytes(joint, plan)
+        if self._taken[0] is not self.plan and self.plan is not None and self.joint is not None:
+            self._taken = self.plan, graph_bytes(self.joint, self.plan)
+        return self._taken[1]
 
     def forget(self) -> None:
         """Hold nothing of a rehearsal that failed."""

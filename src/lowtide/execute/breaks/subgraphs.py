@@ -306,7 +306,6 @@ class Subgraphs:
     def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
         self.peak_bytes = problem.peak_bytes(chosen)
-        self.together.taken.clear()
         for graph, one in zip(problem.called, chosen, strict=False):  # others keep their plans
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from lowtide.execute.breaks.attempt import Attempt, DoesNotFit
 from lowtide.execute.breaks.forward_record import ForwardRecord
-from lowtide.execute.breaks.graph_plans import GraphBytes
 from lowtide.graph import Graph
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
@@ -47,8 +46,6 @@ class Together:
     """What is on the device in any call besides what graphs are given, make and hold: leaves, gradients."""
     limit_bytes: int = 0
     """What a call may be predicted to take."""
-    taken: dict[Subgraph, GraphBytes] = field(default_factory=dict)
-    """What each graph takes by its plan."""
     attempt: Attempt | None = None
     """The call of the user's that runs, where it may be taken back."""
     ran: list[Subgraph] = field(default_factory=list)
@@ -97,9 +94,7 @@ class Together:
         In another order, what is on the device around it is not known. All leaves and their gradients, and
         all that graphs have made, count then.
         """
-        taken = None if self.trains else self.taken.get(graph)
-        if taken is None:
-            taken = self.taken[graph] = graph.taken()
+        taken = graph.taken()
         needed = taken.peak - self.allowed(taken.given)
         self._held += taken.made + taken.held
         place, either = len(self.ran) - 1, (graph, graph.stands_for)
@@ -125,7 +120,7 @@ class Together:
         """A graph that was met later leaves too little to the others: end the call, or go on and tell."""
         if self.live or self.record is not None:
             return
-        if self.attempt is not None and self.attempt.possible:
+        if self.attempt is not None and self.attempt.can_be_taken_back():
             self.attempt.ended = True
             raise DoesNotFit
         warnings.warn(

@@ -111,9 +111,8 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
                     tensor.copy_(value)
 
 
-def registered_buffers(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    """Remember which tensors are buffers of these modules; gives what puts them there again."""
-    parts = [part for module in modules for part in module.modules()]
+def registered_buffers(parts: Iterable[nn.Module]) -> Callable[[], None]:
+    """Remember which tensors are buffers of these modules alone; gives what puts them there again."""
     known = [(part, buffers) for part in parts if (buffers := dict(part.named_buffers(recurse=False)))]
 
     def put_back() -> None:
