@@ -19,7 +19,7 @@ from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
 from lowtide.torch_internals import storage_id, tree_leaves
 
-__all__ = ["ForwardRecord", "RecordedCall", "has_storage"]
+__all__ = ["ForwardRecord", "RecordedCall", "has_storage", "storage_bytes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class ForwardRecord:
         tensors += batch
         self._devices = {tensor.device for tensor in tensors}
         self._resident = {
-            storage_id(tensor): (_size(tensor), tensor.requires_grad)
+            storage_id(tensor): (storage_bytes(tensor), tensor.requires_grad)
             for tensor in tensors
             if has_storage(tensor)
         }
@@ -77,7 +77,7 @@ class ForwardRecord:
         self._trained = [leaf for leaf in leaves if leaf.requires_grad]
         self.listening = False
         """Whether calls are noted."""
-        self.trained_bytes = sum(_size(leaf) for leaf in self._trained if has_storage(leaf))
+        self.trained_bytes = sum(storage_bytes(leaf) for leaf in self._trained if has_storage(leaf))
         """The gradients of all leaves."""
         self.leaf_bytes = 0
         """Parameters, buffers and the batch."""
@@ -142,7 +142,7 @@ class ForwardRecord:
         """
         alone = tensor.detach()
         if not self._inside and has_storage(tensor):
-            self._saved[storage_id(tensor)] = _size(tensor)
+            self._saved[storage_id(tensor)] = storage_bytes(tensor)
             self._alive.append(alone)
         return alone
 
@@ -179,7 +179,7 @@ class ForwardRecord:
         self._inside = True
         passed = {s for one in self.calls for s in one.results}
         tensors = [a for a in arguments if has_storage(a)]
-        given = {storage_id(a): _size(a) for a in tensors}
+        given = {storage_id(a): storage_bytes(a) for a in tensors}
         leaves = {storage_id(a) for a in tensors if a.grad_fn is None} - passed
         trained = {storage_id(a) for a in tensors if a.is_leaf and a.requires_grad}
         saved = frozenset(self._saved)
@@ -191,7 +191,7 @@ class ForwardRecord:
 
         def told(results: Any) -> None:
             found = [r for r in results if has_storage(r)] if isinstance(results, tuple | list) else []
-            one.results = {storage_id(r): _size(r) for r in found}
+            one.results = {storage_id(r): storage_bytes(r) for r in found}
             one.alive += found
             crossing.watch(results if found else ())
 
@@ -249,5 +249,6 @@ def has_storage(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _size(tensor: torch.Tensor) -> int:
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """What the storage of a tensor takes."""
     return rounded(tensor.untyped_storage().nbytes(), tensor.device.type)

@@ -23,6 +23,8 @@ from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes, format_seconds
 
+_LEAVES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
+
 __all__ = [
     "Alone",
     "GraphBytes",
@@ -172,6 +174,10 @@ class GraphBytes:
     """What goes in, with gradients of parameters: it is on the device already, or counted with all leaves."""
     made: int = 0
     """What comes out and was not given."""
+    leaves: int = 0
+    """Parameters, buffers and constants among what goes in."""
+    gradients: int = 0
+    """The gradients of these parameters."""
 
 
 def graph_bytes(joint: Joint, plan: Plan) -> GraphBytes:
@@ -179,8 +185,15 @@ def graph_bytes(joint: Joint, plan: Plan) -> GraphBytes:
     owner = joint.graph.storages()
     made = {owner[t] for t in joint.outputs if t is not None}
     made -= {owner[t] for t in joint.inputs if t is not None}
-    held = held_bytes(joint, plan.program)
-    return GraphBytes(plan.predicted.peak_bytes, held, given_bytes(joint), _allocated(joint.graph, made))
+    given = {owner[t] for t in joint.inputs if t is not None}
+    return GraphBytes(
+        peak=plan.predicted.peak_bytes,
+        held=held_bytes(joint, plan.program),
+        given=given_bytes(joint),
+        made=_allocated(joint.graph, made),
+        leaves=_allocated(joint.graph, (t for t in given if joint.graph.tensors[t].role in _LEAVES)),
+        gradients=given_bytes(joint) - _allocated(joint.graph, given),
+    )
 
 
 def in_words(joint: Joint, plan: Plan) -> str:

@@ -143,13 +143,10 @@ class Subgraph(Planned):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
         refuse_distributed_parts(arguments)
-        ready = self._late(super().made(arguments))
+        ready = with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
         if self._trains:
             self._whole_kept = None  # it holds the arguments
         return ready
-
-    def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return with_late_gradients(function, self._as_it_is, self.boundary.silent)
 
     def cross(
         self,
@@ -252,7 +249,7 @@ class Subgraph(Planned):
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
         """The Program to measure with: once the step is planned, one that takes no more than it may."""
-        if not self.together.orders or self.together.live:
+        if not self.together.orders:
             return super()._to_measure(arguments, room, state)
         given, pinned = [arguments], list[int]()
 
@@ -358,9 +355,11 @@ class Subgraph(Planned):
             raise InfeasibleError(said, budget=peak, smallest_budget=plain.peak_bytes, floor=0) from error
 
     def let_go(self) -> None:
-        """Hold no arguments any more; it is not planned again."""
+        """Hold no arguments any more. It keeps what it is planned again by, where nobody can rehearse it."""
+        kept = (self._aot, self.plans) if self.together.live else (None, None)
         super().let_go()
-        self.arguments, self.plans, self.others = [], None, []
+        self.arguments, self.others = [], []
+        self._aot, self.plans = kept
 
     def taken(self) -> GraphBytes:
         """What it takes by its plan."""
@@ -397,4 +396,5 @@ class Subgraph(Planned):
             said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"
             peak = plan.predicted.peak_bytes
             raise InfeasibleError(said, budget=peak, smallest_budget=plan.plain.peak_bytes, floor=0)
-        self.plan, self._ready, self.stands_for = plan, self._late(ready), None
+        self.plan, self.stands_for = plan, None
+        self._ready = with_late_gradients(ready, self._as_it_is, self.boundary.silent)

@@ -22,7 +22,7 @@ from torch import fx, nn
 from lowtide.errors import GraphBreakError, InfeasibleError
 from lowtide.execute.breaks.attempt import Attempt
 from lowtide.execute.breaks.boundary import arrived, silent, used_behind
-from lowtide.execute.breaks.called_graphs import CalledGraphs, PlannedCalls
+from lowtide.execute.breaks.called_graphs import CalledGraphs, PlannedCalls, recorded_calls
 from lowtide.execute.breaks.forward_record import ForwardRecord
 from lowtide.execute.breaks.graph_plans import in_words
 from lowtide.execute.breaks.split import OrInParts, split_at
@@ -41,7 +41,7 @@ from lowtide.trace.refusal import why_broken
 from lowtide.trace.step.joint import Leaf
 from lowtide.units import format_bytes
 
-__all__ = ["Subgraphs"]
+__all__ = ["AGAIN", "Subgraphs"]
 
 _FIGURES = "budget_bytes", "plain_bytes", "peak_bytes", "measured_bytes", "python_bytes"
 
@@ -54,7 +54,7 @@ _CROSSINGS = 4
 _REHEARSALS = 16
 """The calls of so many rehearsals have to fit together, the last ones."""
 
-_AGAIN = 32
+AGAIN = 32
 """A step is rehearsed so many times at most while the user trains. Then it goes on, and a warning says so."""
 
 _LATER = 64
@@ -142,7 +142,7 @@ class Subgraphs:
         batch: Sequence[torch.Tensor],
     ) -> Any:
         """A call of the user's; where it meets a graph that does not fit, the step is rehearsed first."""
-        attempt = self.together.attempt = self._attempt if self._again < _AGAIN else None
+        attempt = self.together.attempt = self._attempt if self._again < AGAIN else None
         if attempt is None:
             return run()
         try:
@@ -237,7 +237,9 @@ class Subgraphs:
         return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
-        problem = self._problem(record, self._before)
+        problem = CalledGraphs(recorded_calls(record), self._before)
+        self.python_bytes = record.python_bytes
+        self.plain_bytes = problem.plain_bytes
         budget = self.budget_bytes = self._budget(problem.called)
         problem.before = self._with_more(budget)
         beyond = 0
@@ -248,7 +250,7 @@ class Subgraphs:
                     chosen = problem.shared(budget - beyond)
             try:
                 plans = chosen or problem.least(budget - beyond)
-                self._adopt(problem, plans, verify=verify and not beyond)
+                self.adopt(problem, plans, verify=verify and not beyond)
             except InfeasibleError:  # tiles are captured again with what was learned of them
                 if not left:
                     raise
@@ -263,11 +265,7 @@ class Subgraphs:
             if self.measured_bytes <= budget:
                 outside = problem.outside_bytes(record.leaf_bytes + record.trained_bytes)
                 self.together.rehearsed(budget - beyond, self.peak_bytes, outside)
-                self._promised = budget
-                self._before = [
-                    *problem.before,
-                    replace(problem.now, limit=max(budget - beyond, self.peak_bytes)),
-                ][-_REHEARSALS:]
+                self.remember(problem.now, problem.before, budget, beyond)
                 return
             if chosen is None:
                 break
@@ -279,34 +277,18 @@ class Subgraphs:
         more = max(0, budget - self._promised) if self.together.request.budget.share is not None else 0
         return [replace(calls, limit=calls.limit + more) for calls in self._before]
 
-    def plan_together(self, record: ForwardRecord) -> None:
-        """Plan the graphs whose calls were noted, inside the budget as far as is known without a rehearsal.
+    def remember(
+        self, now: PlannedCalls, before: Sequence[PlannedCalls], budget: int, beyond: int = 0
+    ) -> None:
+        """These calls are planned for the budget, but for what they were measured to take ``beyond``."""
+        limit = max(budget - beyond, self.peak_bytes)
+        self._before = [*before, replace(now, limit=limit)][-_REHEARSALS:]
+        self._promised = budget
 
-        An InfeasibleError names a budget that works.
-        """
-        problem = self._problem(record)
-        budget = self.budget_bytes = self._budget(problem.called)
-        try:
-            chosen = problem.shared(budget)
-        except InfeasibleError:
-            if not self.together.request.on(problem.device).tiles:
-                raise
-            self.together.tiles = True
-            for one in problem.called:
-                one.relax()
-            chosen = problem.shared(budget)
-        self._adopt(problem, chosen, verify=False)
-
-    def _problem(self, record: ForwardRecord, before: Sequence[PlannedCalls] = ()) -> CalledGraphs:
-        problem = CalledGraphs(record, before)
-        self.python_bytes = record.python_bytes
-        self.plain_bytes = problem.plain_bytes
-        return problem
-
-    def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
+    def adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
         self.peak_bytes = problem.peak_bytes(chosen)
-        for graph, one in zip(problem.called, chosen, strict=False):  # others keep their plans
+        for graph, one in zip(problem.free, chosen, strict=False):  # others keep their plans
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
             self.together.adopted[graph] = one.plan.graph, one.plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -97,10 +97,23 @@ class Together:
         taken = graph.taken()
         needed = taken.peak - self.allowed(taken.given)
         self._held += taken.made + taken.held
-        place, either = len(self.ran) - 1, (graph, graph.stands_for)
+        place, either = len(self.ran) - 1, (graph, self.planned_as(graph))
         self._matching = [one for one in self._matching if place < len(one) and one[place] in either]
         if self.orders and not self._matching and needed > 0:
             self.does_not_fit()
+
+    def planned_as(self, graph: Subgraph) -> Subgraph:
+        """The graph that was planned for, and takes no less than this one; else this one."""
+        other = graph.stands_for
+        if other is None:
+            return graph
+        ours, theirs = graph.taken(), other.taken()
+        less = ours.peak <= theirs.peak and ours.held <= theirs.held and ours.made <= theirs.made
+        return other if less else graph
+
+    def knows(self, graphs: Sequence[Subgraph]) -> bool:
+        """Whether these graphs were planned in this order, from the first one on."""
+        return any(order[: len(graphs)] == list(graphs) for order in self.orders)
 
     def allowed(self, given: int) -> int:
         """The peak that a graph may have which runs now, and is given so much."""
