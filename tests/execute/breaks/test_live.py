@@ -1,6 +1,7 @@
 """``torch.compile(..., backend="lowtide")`` with graph breaks: the graphs share the budget from the third call on."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -103,6 +104,22 @@ def test_later_branches_are_planned_with_those_before():
             taken.append(peak(model, step, x, [model.first, model.halves[branch]]))
         assert (seed == 3) == any("not planned with" in str(one.message) for one in told)
     assert max(taken[2:]) <= budget
+
+
+def activations():
+    """How many tensors of the size of a batch there are."""
+    gc.collect()
+    return sum(type(one) is torch.Tensor and one.numel() >= 256 * WIDTH for one in gc.get_objects())
+
+
+def test_graphs_that_wait_for_others_hold_no_tensors():
+    torch.manual_seed(3)
+    model = Branches()
+    step = compiled(int(1.15 * smallest(model, towards(2))), only="recompute")
+    before = activations()
+    for branch in (0, 0, 0, 2, 2, 1, 1):
+        step(model, towards(branch)).backward()
+    assert activations() == before
 
 
 def test_what_is_around_later_graphs_is_no_less_than_what_is_noted():

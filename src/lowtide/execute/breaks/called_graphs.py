@@ -73,9 +73,7 @@ def calls_in_another_order(
         """Those of new graphs behind one, which are there while its backward runs."""
         return sum(new[one].gradients for one in new.keys() & set(graphs[place + 1 :]) - {graphs[place]})
 
-    on_cuda = any(
-        one.room.device.type == "cuda" for one in graphs
-    )  # where all that is allocated counts
+    on_cuda = any(one.room.device.type == "cuda" for one in graphs)  # where all that is allocated counts
     there = 0 if on_cuda else sum(one.leaves for one in new.values())
     around = [size + there + gradients(k) for k, size in enumerate(nearest.around[:same])]
     if same < len(nearest.graphs):

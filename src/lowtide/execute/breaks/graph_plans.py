@@ -61,8 +61,8 @@ class GraphPlans:
         self._joint, self.make = joint, make
         self._known: list[tuple[Plan, int, int]] = []
         """Plans that were made, with the peak that they may have and what they may hold."""
-        self._refused: list[tuple[InfeasibleError, int, int]] = []
-        """The same of plans that were not found."""
+        self._refused: list[tuple[str, int, int]] = []
+        """The same of plans that were not found: why. An error would hold what its traceback does."""
         self._least: dict[int, Plan] = {}
         """The plans that take least, by what others need."""
         self.passing_bytes = _passing_bytes(joint)
@@ -81,13 +81,13 @@ class GraphPlans:
             fits = plan.predicted.peak_bytes <= peak and self.held(plan) <= held
             if fits and peak <= most_peak and held <= most_held:
                 return plan
-        for error, most_peak, most_held in self._refused:
+        for why, most_peak, most_held in self._refused:
             if peak <= most_peak and held <= most_held:
-                raise error
+                raise InfeasibleError(why, budget=peak, smallest_budget=most_peak, floor=0)
         try:
             plan = self._found(peak, held)
         except InfeasibleError as error:
-            self._refused.append((error, peak, held))
+            self._refused.append((str(error), peak, held))
             raise
         self._known.append((plan, peak, held))
         return plan
