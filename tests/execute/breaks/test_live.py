@@ -11,7 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, InfeasibleError
-from lowtide.execute.breaks.live import LiveStep, live_step
+from lowtide.execute.breaks.live import _STEPS, LiveStep, live_step
 from lowtide.plan.request import PlanRequest
 from tests.execute.breaks.test_subgraphs import WIDTH, Block, InLayers, left_behind, loss_of, same
 
@@ -132,7 +132,7 @@ def test_what_is_around_later_graphs_is_no_less_than_what_is_noted():
         step = torch.compile(loss_of, backend="lowtide", options=options)
         for branch in (noted, noted, noted, 2, 2):
             step(model, towards(branch)).backward()
-        kept.append(live_step(options, None, None)._before[-1])
+        kept.append(_STEPS[id(options)]._before[-1])
     taken, seen = kept
     assert len(taken.graphs) == len(seen.graphs) == 3
     spare = 0  # parameters of the other branch, and their gradients, count as well
@@ -159,9 +159,83 @@ def test_a_budget_that_is_too_small_is_refused_in_every_call():
     step = compiled(1000)
     for _ in range(2):  # the first call shows that there are several graphs, the next what they are
         step(model, x).backward()
-    for _ in range(2):
+    before = activations()
+    for _ in range(3):
         with pytest.raises(InfeasibleError, match="for the . graphs of this step"):
-            step(model, x)
+            step(model, torch.randn(256, WIDTH))
+    assert activations() == before
+
+
+class Wide(nn.Module):
+    """A layer that is most of a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8 * WIDTH, 8 * WIDTH)
+
+    def forward(self, x):
+        return self.layer(x).tanh()
+
+
+class Repeated(nn.Module):
+    """One layer, applied as often as a value says: its gradient waits for those of other calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Wide()
+
+    def forward(self, x):
+        for _ in range(int(x[0, 0].item())):
+            x = self.part(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+@pytest.mark.parametrize("times", [(3, 3, 3), (1, 1, 1, 3)])
+def test_gradients_that_wait_for_others_of_their_parameter_count(times):
+    torch.manual_seed(3)
+    model, options = Repeated(), {"budget": 2**40, "time_limit": 0.3, "cost": "estimated"}
+    step = torch.compile(loss_of, backend="lowtide", options=options)
+    for count in (*times, 3, 3):
+        x = torch.randn(64, 8 * WIDTH)
+        x[0, 0] = count + 0.5
+        taken = peak(model, step, x)
+    assert taken <= _STEPS[id(options)]._before[-1].taken_bytes <= 1.1 * taken
+
+
+def test_functions_with_the_same_options_are_planned_together():
+    torch.manual_seed(3)
+    models = [Broken(), nn.Sequential(Broken(), Broken())]
+    options = {"budget": 0, "time_limit": 0.3, "cost": "estimated", "only": "recompute"}
+    xs = [torch.randn(rows, WIDTH) for rows in (256, 128)]
+    options["budget"] = budget = int(1.2 * max(map(smallest, models, xs)))
+    steps = [
+        torch.compile(lambda m, x, k=k: k * loss_of(m, x), backend="lowtide", options=options) for k in (1, 2)
+    ]
+    taken = []
+    for _ in range(5):
+        taken += [peak(model, step, x) for model, step, x in zip(models, steps, xs, strict=True)]
+    assert max(taken[6:]) <= budget
+
+
+def test_other_options_are_another_step():
+    options = {}
+    first = live_step(options, PlanRequest.of("60%"), None)
+    assert live_step(options, PlanRequest.of("60%"), None) is first
+    assert live_step(options, PlanRequest.of("50%"), None) is not first
+
+
+def test_graphs_are_planned_again_only_so_many_times(monkeypatch):
+    monkeypatch.setattr("lowtide.execute.breaks.live.AGAIN", 0)
+    torch.manual_seed(3)
+    model = Branches()
+    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute", cost="estimated")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for branch in (0, 0, 0, 2, 2, 2):
+            step(model, towards(branch)).backward()
+    found = [str(one.message) for one in told if "not planned with" in str(one.message)]
+    assert [one.endswith("no further graphs are planned") for one in found] == [True]
 
 
 def test_what_no_program_runs_is_told_once():
@@ -186,7 +260,7 @@ def test_shapes_of_one_bucket_share_a_plan():
     model = nn.Linear(WIDTH, WIDTH)
     for rows in (40, 50):
         step(model, torch.randn(rows, WIDTH)).backward()
-    shapes = live_step(options, None, None).shapes.plans
+    shapes = _STEPS[id(options)].shapes.plans
     assert len(shapes._made) == 2
     assert shapes.others([model.weight, model.bias, torch.empty(60, WIDTH)]).near
     assert not shapes.others([model.weight, model.bias, torch.empty(70, WIDTH)]).near

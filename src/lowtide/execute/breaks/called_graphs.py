@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import InfeasibleError
@@ -21,7 +20,7 @@ from lowtide.plan.make.share_budget import (
 from lowtide.plan.result.plan import Plan
 from lowtide.units import format_bytes
 
-__all__ = ["CalledGraphs", "PlannedCalls", "calls_in_another_order", "recorded_calls"]
+__all__ = ["CalledGraphs", "PassedIn", "PlannedCalls", "calls_in_another_order", "recorded_calls"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +43,18 @@ class PlannedCalls:
         return max(peak, self.end + held)
 
 
+@dataclass(frozen=True, slots=True)
+class PassedIn:
+    """What was given to a graph in a call."""
+
+    parameters: Mapping[int, int]
+    """Storages of parameters, with their bytes."""
+    trained: Mapping[int, int]
+    """Those among them that get a gradient."""
+    fresh: int
+    """Bytes of what the code between graphs has made, and no graph before was given."""
+
+
 def recorded_calls(record: ForwardRecord) -> PlannedCalls:
     """The calls that were noted."""
     graphs: list[Subgraph] = [call.graph for call in record.calls]
@@ -52,38 +63,21 @@ def recorded_calls(record: ForwardRecord) -> PlannedCalls:
 
 
 def calls_in_another_order(
-    graphs: Sequence[Subgraph], fresh: Sequence[int], known: Sequence[PlannedCalls]
+    graphs: Sequence[Subgraph], passed: Sequence[PassedIn], outside: int
 ) -> PlannedCalls:
-    """Calls that were not noted, with what is on the device around each at most.
+    """Calls of which it was noted what goes into each, with what is on the device around each at most.
 
-    ``fresh`` is what goes into each that no graph before was given or has made, besides parameters. As long
-    as the calls go the way of others that are ``known``, the same is there. From there on all counts that
-    goes in and comes out.
+    ``outside`` is there all the time. All that has gone in and come out stays.
     """
-
-    def alike(calls: PlannedCalls) -> int:
-        pairs = zip(graphs, calls.graphs, strict=False)
-        return len(list(itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)))
-
-    nearest = max(known, key=alike)
-    same = alike(nearest)
-    new = {one: one.taken() for one in graphs if one not in nearest.graphs}
-
-    def gradients(place: int) -> int:
-        """Those of new graphs behind one, which are there while its backward runs."""
-        return sum(new[one].gradients for one in new.keys() & set(graphs[place + 1 :]) - {graphs[place]})
-
-    on_cuda = any(one.room.device.type == "cuda" for one in graphs)  # where all that is allocated counts
-    there = 0 if on_cuda else sum(one.leaves for one in new.values())
-    around = [size + there + gradients(k) for k, size in enumerate(nearest.around[:same])]
-    if same < len(nearest.graphs):
-        there += nearest.around[same] + nearest.graphs[same].taken().given
-    else:
-        there += nearest.end
-    for k in range(same, len(graphs)):
-        taken = graphs[k].taken()
-        there += fresh[k]
-        around.append(there - taken.given + taken.gradients + gradients(k))
+    there, around, behind = outside, list[int](), list[int]()
+    trained: dict[int, int] = {}
+    for one in reversed(passed):
+        behind.insert(0, sum(trained.values()))  # these gradients are there while its backward runs
+        trained |= one.trained
+    for graph, one, gradients in zip(graphs, passed, behind, strict=True):
+        taken = graph.taken()
+        there += one.fresh
+        around.append(there - taken.given + taken.gradients + gradients)
         there += taken.made
     return PlannedCalls(graphs, around, there)
 

@@ -81,6 +81,8 @@ class ForwardRecord:
         """The gradients of all leaves."""
         self.leaf_bytes = 0
         """Parameters, buffers and the batch."""
+        self.others_bytes = 0
+        """The most that is on the device besides what goes into graphs, comes out, and is held by them."""
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
@@ -219,10 +221,11 @@ class ForwardRecord:
         found: list[int] = []
         for k, call in enumerate(self.calls):
             known |= call.given
-            later = {s for other in self.calls[k + 1 :] for s in other.trained} - call.trained
+            later = {s for other in self.calls[k + 1 :] for s in other.trained}
             gradients = sum(leaves.get(s, 0) for s in later | by_python)
             there = sum(known.values())
             others = max(self._by_python(call.saved, known), call.allocated - there - held)
+            self.others_bytes = max(self.others_bytes, others)
             found.append(there - sum(call.given.values()) + gradients + others)
             held += held_by[call.graph]
             known |= call.results

@@ -23,8 +23,6 @@ from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes, format_seconds
 
-_LEAVES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
-
 __all__ = [
     "Alone",
     "GraphBytes",
@@ -174,10 +172,8 @@ class GraphBytes:
     """What goes in, with gradients of parameters: it is on the device already, or counted with all leaves."""
     made: int = 0
     """What comes out and was not given."""
-    leaves: int = 0
-    """Parameters, buffers and constants among what goes in."""
     gradients: int = 0
-    """The gradients of these parameters."""
+    """The part of what is given that are gradients of parameters."""
 
 
 def graph_bytes(joint: Joint, plan: Plan) -> GraphBytes:
@@ -191,7 +187,6 @@ def graph_bytes(joint: Joint, plan: Plan) -> GraphBytes:
         held=held_bytes(joint, plan.program),
         given=given_bytes(joint),
         made=_allocated(joint.graph, made),
-        leaves=_allocated(joint.graph, (t for t in given if joint.graph.tensors[t].role in _LEAVES)),
         gradients=given_bytes(joint) - _allocated(joint.graph, given),
     )
 

@@ -9,6 +9,7 @@ it, they are planned together with the calls before.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -17,21 +18,34 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowtide.distributed_internals import local_of
 from lowtide.errors import CaptureError, InfeasibleError
-from lowtide.execute.breaks.called_graphs import CalledGraphs, calls_in_another_order, recorded_calls
+from lowtide.execute.breaks.called_graphs import (
+    CalledGraphs,
+    PassedIn,
+    PlannedCalls,
+    calls_in_another_order,
+    recorded_calls,
+)
 from lowtide.execute.breaks.forward_record import ForwardRecord, has_storage, storage_bytes
 from lowtide.execute.breaks.subgraph import Subgraph
 from lowtide.execute.breaks.subgraphs import AGAIN, Subgraphs
 from lowtide.execute.compile.family import Shapes
 from lowtide.execute.planning.other_shapes import Bucket, ShapePlans
+from lowtide.plan.make.share_budget import GraphPlan
 from lowtide.plan.request import PlanRequest
+from lowtide.plan.result.plan import Plan
+from lowtide.torch_internals import storage_id
 from lowtide.trace.eager.nothing_ran import calls_begun
 from lowtide.units import format_bytes
 
 __all__ = ["LiveGraph", "LiveStep", "live_step"]
+
+
+_Known = weakref.WeakKeyDictionary[Subgraph, tuple[dict[int, int], dict[int, int]]]
+
+_ORDERS = 64
+"""So many orders are remembered, the last ones."""
 
 
 class _Record(ForwardRecord):
@@ -59,12 +73,14 @@ class LiveStep(Subgraphs):
         """Whether calls are noted from the middle of one on."""
         self._call = 0
         """The call of the user's in which a graph ran last."""
-        self._refused: InfeasibleError | None = None
-        """Why no plan fits."""
-        self._seen: set[StorageWeakRef] = set()
-        """What graphs were given and have made in this call, besides parameters; the memory is not held."""
-        self._fresh: list[int] = []
-        """For each graph that ran in this call, the bytes that were given to it and are not of these."""
+        self._refused: tuple[str, int, int] | None = None
+        """Why no plan fits, the budget, and one that works. An error would hold what its traceback does."""
+        self._parameters: _Known = weakref.WeakKeyDictionary()
+        self._passing = _Passing(self._parameters)
+        self._outside_bytes = 0
+        """What was on a CUDA device in the call that was noted, besides what passes between graphs."""
+        self._over: list[list[Subgraph]] = []
+        """Calls that were told of: no plan was found for them."""
 
     def leave(self, why: str) -> None:
         """Tell why a graph runs as it is, once."""
@@ -75,12 +91,15 @@ class LiveStep(Subgraphs):
     def graph_runs(self) -> None:
         """A graph is about to run: in the same call as others, or in the next one."""
         if self._refused is not None:
-            raise self._refused
+            why, budget, works = self._refused
+            raise InfeasibleError(why, budget=budget, smallest_budget=works, floor=0, holds_for="nothing")
         call, before = calls_begun(), self._call
         self._call = call
         if call != before:
+            passing, self._passing = self._passing, _Passing(self._parameters)
+            ran, self.together.ran = self.together.ran, []
             self._plan_what_is_known()
-            self._plan_what_ran()
+            self._plan_what_ran(ran, passing)
         elif call and not self.several:
             self.run_several()
 
@@ -108,61 +127,60 @@ class LiveStep(Subgraphs):
             self.together.record, self._midway = _Record(), False
             return
         self.together.record = None
+        given = [one for call in record.calls for one in call.alive if isinstance(one, nn.Parameter)]
+        problem = CalledGraphs(recorded_calls(record))
+        if problem.device == "cuda":
+            parameters = {storage_id(one): storage_bytes(one) for one in given}
+            self._outside_bytes = record.others_bytes + sum(parameters.values())
         try:
-            self._plan(CalledGraphs(recorded_calls(record)))
+            self._plan(problem)
         except InfeasibleError as error:
-            self._refused = error
+            self._refused = str(error), error.budget, error.smallest_budget
             raise
         finally:
             record.clear()
 
     def graph_ran(self, arguments: Sequence[Any], results: Any) -> None:
         """A graph has run."""
-        if not self._before:
-            return
-        fresh = self._not_seen(one for one in arguments if not isinstance(one, nn.Parameter))
-        made = self._not_seen(results if isinstance(results, tuple | list) else ())
-        parts = len(self.together.ran) - len(self._fresh)  # of a graph in parts, each may make as much
-        self._fresh += [fresh + (made if parts > 1 else 0)] * parts
+        if self._before:
+            self._passing.note(self.together.ran, arguments, results)
 
-    def _not_seen(self, values: Iterable[Any]) -> int:
-        """The bytes that no graph before was given or has made."""
-        tensors = [local_of(one) for one in values if has_storage(one)]
-        weak: Callable[..., Any] = StorageWeakRef
-        new = {weak(one.untyped_storage()): storage_bytes(one) for one in tensors}
-        size = sum(new[one] for one in new.keys() - self._seen)
-        self._seen.update(new)
-        return size
-
-    def _plan_what_ran(self) -> None:
+    def _plan_what_ran(self, ran: Sequence[Subgraph], passing: _Passing) -> None:
         """Plan what the last call has run as well, if that may take more than the budget."""
-        ran, fresh = [self.together.planned_as(one) for one in self.together.ran], self._fresh
-        self._fresh = []
-        self._seen.clear()
-        whole = len(fresh) == len(ran)  # else an error has ended it
-        if not self._before or not whole or self.together.knows(ran) or not _trained(ran):
+        graphs = [self.together.planned_as(one) for one in ran]
+        whole = len(passing.calls) == len(ran)  # else an error has ended it
+        if not self._before or not whole or self.together.knows(graphs) or not _trained(graphs):
             return
-        calls = calls_in_another_order(ran, fresh, self._before)
-        taken = calls.taken_bytes
-        if taken <= self.budget_bytes:
-            self.remember(calls, self._before, self.budget_bytes)
-            self.together.orders.insert(0, ran)
+        calls = passing.around(graphs, self._outside_bytes)
+        taken, budget = calls.taken_bytes, self.budget_bytes
+        if taken <= budget:
+            self.remember(calls, self._before, budget)
+            self.together.orders = [graphs, *self.together.orders][:_ORDERS]
             return
         told = (
             "the compiled function ran graphs that it was not planned with (another branch or other shapes), "
-            f"and may have taken {format_bytes(taken)} of {format_bytes(self.budget_bytes)}. "
+            f"and may have taken {format_bytes(taken)} of {format_bytes(budget)}. "
         )
-        if self._again >= AGAIN:
-            warnings.warn(f"{told}So may others: no further graphs are planned", stacklevel=2)
+        if graphs in self._over or self._again > AGAIN:
             return
         self._again += 1
-        try:
-            self._plan(CalledGraphs(calls, self._before))
-            told += "They are planned together from here on"
-        except InfeasibleError as error:
-            self.together.orders.insert(0, ran)
-            told += f"So may others like it: {error}"
+        if self._again > AGAIN:
+            told += "So may others: no further graphs are planned"
+        else:
+            told += self._planned_with_others(CalledGraphs(calls, self._before))
         warnings.warn(told, stacklevel=2)
+
+    def _planned_with_others(self, problem: CalledGraphs) -> str:
+        """Plan graphs together with those before, if they fit; what became of it, in words."""
+        try:
+            self._plan(problem)
+        except InfeasibleError as error:
+            self._over = [list(problem.now.graphs), *self._over][:_ORDERS]
+            with contextlib.suppress(InfeasibleError):  # then at least as little as leaves the others theirs
+                self._adopt(problem, problem.least(self.budget_bytes))
+                self.together.orders.remove(list(problem.now.graphs))
+            return f"So may others like it: {error}"
+        return "They are planned together from here on"
 
     def _plan(self, problem: CalledGraphs) -> None:
         """Plan graphs inside the budget as far as is known without a rehearsal.
@@ -181,13 +199,77 @@ class LiveStep(Subgraphs):
             for one in problem.called:
                 one.relax()
             chosen = problem.shared(budget)
-        self.adopt(problem, chosen, verify=False)
+        self._adopt(problem, chosen)
         self.remember(problem.now, problem.before, budget)
+
+    def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]]) -> None:
+        self.adopt(problem, chosen, verify=False)
         for one in self.made:
             one.let_go()
             if one.plans is None and one.stands_for is not None:
                 one.forget()  # it runs by the plan of another, which may have a new one
         gc.collect()  # the user trains: nothing that planning has left may take memory
+
+
+class _Passing:
+    """What passes between the graphs of one call. It holds no memory."""
+
+    def __init__(self, known: _Known) -> None:
+        """``known`` are the parameters of graphs."""
+        self.calls: list[PassedIn] = []
+        self._leaves = 0
+        """Bytes of the batch and of buffers."""
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+        """Storages that graphs were given or have made, besides parameters, each with a tensor on it."""
+        self._carried = 0
+        """Bytes that graphs which run as they are were given or have made."""
+        self._known = known
+
+    def note(self, ran: Sequence[Subgraph], arguments: Sequence[Any], results: Any) -> None:
+        """A graph has run, in parts maybe: the last ones that ``ran``; none of them if it runs as it is."""
+        parts = ran[len(self.calls) :]
+        fresh = self._carried + self._not_seen(arguments)
+        made = self._not_seen(results if isinstance(results, tuple | list) else ())
+        self._carried = 0 if parts else fresh + made
+        if len(parts) > 1:  # each may make as much
+            fresh += made
+        for one in parts:
+            if one not in self._known:
+                self._known[one] = _parameters(arguments)
+            self.calls.append(PassedIn(*self._known[one], fresh))
+
+    def _not_seen(self, values: Iterable[Any]) -> int:
+        """The bytes that no graph before was given or has made; those of leaves are noted for all."""
+        size = 0
+        for one in values:
+            if isinstance(one, nn.Parameter) or not has_storage(one):
+                continue
+            key = storage_id(one)
+            known = self._seen.get(key)
+            if known is None or known() is None:
+                self._seen[key] = weakref.ref(one)
+                if one.grad_fn is None:
+                    self._leaves += storage_bytes(one)
+                else:
+                    size += storage_bytes(one)
+        return size
+
+    def around(self, graphs: Sequence[Subgraph], outside: int) -> PlannedCalls:
+        """These calls, with what is on the device around each at most."""
+        if not outside:
+            found: dict[int, int] = {}
+            for one in self.calls:
+                found |= one.parameters
+            outside = sum(found.values())
+        return calls_in_another_order(graphs, self.calls, outside + self._leaves)
+
+
+def _parameters(arguments: Sequence[Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """Parameters among these and those that are trained, by their storages, with bytes."""
+    tensors = [one for one in arguments if isinstance(one, nn.Parameter)]
+    trained = [one for one in tensors if one.requires_grad]
+    first, second = ({storage_id(one): storage_bytes(one) for one in some} for some in (tensors, trained))
+    return first, second
 
 
 def _trained(graphs: Iterable[Subgraph]) -> bool:
@@ -224,6 +306,6 @@ _STEPS: weakref.WeakValueDictionary[int, LiveStep] = weakref.WeakValueDictionary
 def live_step(options: Mapping[str, Any], request: PlanRequest, bucket: Bucket) -> LiveStep:
     """The step that graphs with these options belong to."""
     known = _STEPS.get(id(options))
-    if known is None:
+    if known is None or known.together.request != request:
         known = _STEPS[id(options)] = LiveStep(options, request, bucket)
     return known
