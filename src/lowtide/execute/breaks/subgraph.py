@@ -22,9 +22,9 @@ from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.breaks.together import Together
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.family import Family
-from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.planned import Planned
 from lowtide.execute.compile.sharded import refuse_distributed_parts
-from lowtide.execute.compile.trial import no_trace
+from lowtide.execute.compile.trial import Rehearsal, no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import StepPlanner
@@ -141,7 +141,7 @@ class Subgraph(Planned):
         refuse_distributed_parts(arguments)
         ready = self._late(super().made(arguments))
         if self._trains:
-            self._whole_kept = None  # it holds the arguments
+            self._splitting.let_go_of_kept()  # it holds the arguments
         return ready
 
     def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
