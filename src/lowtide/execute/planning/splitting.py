@@ -16,7 +16,7 @@ import msgspec
 from lowtide.errors import InfeasibleError
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner
-from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Op
+from lowtide.graph import LOOP, RESIDENT_ROLES, Graph
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program, Run
@@ -31,7 +31,7 @@ from lowtide.trace.step.split_convolutions import ALL, Split, can_split, same_in
 
 __all__ = ["NotFaster", "Splitting", "in_less_time", "marked", "working_sets"]
 
-_ROUNDS = 2
+_ROUNDS = 3
 """So many times some convolutions are split before all are."""
 _SLOW = 0.1
 """A plan that adds more than this share of the step may be improved on."""
@@ -161,11 +161,11 @@ class Splitting:
         limit = error.budget - planner.outside_bytes
         sets = working_sets(graph, costs.workspace_bytes, leaves_stay=not planner.moves_leaves)
         large = [k for k, size in enumerate(sets) if size > limit]
-        if not large and isinstance(error.plan, Plan) and error.plan.graph == graph:
-            large = [k for k in _over(error.plan, limit) if _convolves(graph.ops[k])]
-        if not large or not all(_needs_less(joint, k, split) for k in large):
+        if not all(_needs_less(joint, k, split) for k in large):
             return ALL
-        return split | {graph.ops[k].id for k in large}
+        if not large and isinstance(error.plan, Plan) and error.plan.graph == graph:
+            large = [k for k in _over(error.plan, limit) if _needs_less(joint, k, split)]
+        return split | {graph.ops[k].id for k in large} if large else ALL
 
 
 def _over(plan: Plan, limit: int) -> list[int]:
@@ -175,10 +175,6 @@ def _over(plan: Plan, limit: int) -> list[int]:
     live = simulate(plan.graph, plan.program, workspace_bytes=plan.workspace_bytes).live_bytes
     runs = [line.op for line in plan.program.instructions if isinstance(line, Run)]
     return sorted({op for op, size in zip(runs, live, strict=True) if size > limit})
-
-
-def _convolves(op: Op) -> bool:
-    return op.kind in ("aten.convolution", "aten.convolution_backward")
 
 
 def _needs_less(joint: Joint, op: int, split: Split) -> bool:
