@@ -240,6 +240,23 @@ def test_convolutions_stay_whole_where_that_is_faster(needs, monkeypatch):
     assert seen == [[LAST]]  # it was tried once
 
 
+def test_an_interrupt_leaves_the_plan_with_whole_convolutions(needs, monkeypatch):
+    budget, plan = slow(needs, monkeypatch)
+    make_plan = plan_step.make_plan
+
+    def interrupted(graph, *arguments, **options):
+        if two_calls(graph):
+            raise KeyboardInterrupt
+        return make_plan(graph, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plan_step, "make_plan", interrupted)
+        with pytest.warns(UserWarning, match="interrupted"):
+            step = fit(budget)
+    assert step.plan.program == plan.program
+    assert fit(budget).plan.program.split == (LAST,)  # it is tried again
+
+
 def test_nothing_is_tried_where_it_cannot_help(needs, monkeypatch):
     needs[0]["relu"] = 8 * MIB
     seen = captures(monkeypatch)

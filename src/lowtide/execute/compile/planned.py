@@ -131,7 +131,11 @@ class Planned(FirstCall):
         ready: Callable[..., Any] | None = None
         try:
             ready = self._as_planned(arguments, witness)
-        except (InfeasibleError, KeyboardInterrupt):
+        except InfeasibleError:
+            raise NotFaster from None
+        except KeyboardInterrupt:
+            self._splitting.interrupted()
+            warn_interrupted()
             raise NotFaster from None
         finally:
             self._request = asked

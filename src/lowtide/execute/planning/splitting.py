@@ -144,6 +144,10 @@ class Splitting:
         """A plan has been held against its rival."""
         self._rival = None
 
+    def interrupted(self) -> None:
+        """It was not: it is tried again the next time."""
+        self._settled = False
+
     def keep(self, plan: Plan, split: Split) -> None:
         """Keep the plan for the step with whole convolutions, where others were tried."""
         if self._kept is not None and (split or self._settled):
