@@ -2,7 +2,7 @@
 
 A convolution's backward in two calls, or a convolution in slices of the batch, gives the same bits with less
 workspace, and takes longer. So at first none does. Where nothing fits, those do whose own working set is more
-than the budget, then those at which the smallest plan is; at last all that can. Where a plan fits but
+than the budget, and those at which the smallest plan is; at last all that can. Where a plan fits but
 recomputes much, those with a working set near the budget are tried, and the faster of the two plans is taken.
 """
 
@@ -31,7 +31,7 @@ from lowtide.trace.step.split_convolutions import ALL, Split, can_split, same_in
 
 __all__ = ["NotFaster", "Splitting", "in_less_time", "marked", "working_sets"]
 
-_ROUNDS = 3
+_ROUNDS = 2
 """So many times some convolutions are split before all are."""
 _SLOW = 0.1
 """A plan that adds more than this share of the step may be improved on."""
@@ -167,8 +167,8 @@ class Splitting:
         large = [k for k, size in enumerate(sets) if size > limit]
         if not all(_needs_less(joint, k, split) for k in large):
             return ALL
-        if not large and isinstance(error.plan, Plan) and error.plan.graph == graph:
-            large = [k for k in _over(error.plan, limit) if _needs_less(joint, k, split)]
+        if isinstance(error.plan, Plan) and error.plan.graph == graph:
+            large += [k for k in _over(error.plan, limit) if _needs_less(joint, k, split)]
         return split | {graph.ops[k].id for k in large} if large else ALL
 
 
