@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--kernels", default="fused")
     parser.add_argument("--graphs", default="off", help="a word of lowtide.fit: off or auto")
-    parser.add_argument("--half-budget", action="store_true", help="torch.compile with its budget 0.5 too")
+    parser.add_argument(
+        "--half-budget", default="", help="torch.compile with its budget 0.5 too: STEP,... or all"
+    )
     parser.add_argument("steps", nargs="+", metavar="STEP[/GRAPHS][:BUDGET,...]")
     chosen = parser.parse_args()
     lines = [
@@ -137,7 +139,7 @@ def run(name: str, model: Any, batch: Any, loss_of: Any, budgets: list[str], cho
     rival = measured(compiled(loss_of, 1.0), model, batch)
     yield row("eager", "", eager)
     yield row("torch.compile", "", rival)
-    if chosen.half_budget:
+    if chosen.half_budget == "all" or name in chosen.half_budget.split(","):
         yield row("torch.compile, its budget 0.5", "", measured(compiled(loss_of, 0.5), model, batch))
     torch._dynamo.reset()
     for kernels in chosen.kernels.split(","):

@@ -78,7 +78,7 @@ def test_a_difference_names_the_parameter_its_module_and_what_to_report(wrong_ta
 def test_where_eager_differs_from_itself_any_value_may_differ_by_rounding(monkeypatch, by):
     """A few runs do not show every value that a kernel with atomic additions can reach."""
 
-    def spread(self, eager, changed):
+    def spread(self, eager, changed, near):
         yield [1e-9, *(0.0 for _ in list(verify._values(eager))[1:])]
 
     monkeypatch.setattr(Verification, "_spread", spread)
@@ -94,7 +94,7 @@ def test_eager_runs_again_until_rounding_explains_what_differs(monkeypatch):
     """Each run takes a step: one is enough where it tells as much as eight."""
     runs = []
 
-    def spread(self, eager, changed):
+    def spread(self, eager, changed, near):
         for by in (0.0, 1e-9, 1e-9):
             runs.append(by)
             yield [by, *(0.0 for _ in list(verify._values(eager))[1:])]
@@ -127,7 +127,7 @@ def test_values_are_compared_part_by_part(monkeypatch):
 
 def test_it_is_the_default_and_can_be_left_out(monkeypatch):
     compared = []
-    monkeypatch.setattr(Verification, "compare", lambda self, planned: compared.append(self.plan))
+    monkeypatch.setattr(Verification, "compare", lambda self, planned, near: compared.append(self.plan))
     fitted(verify=False)
     assert not compared
     found = fitted()
@@ -188,7 +188,7 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("wrong", [False, True])
 def test_tiles_may_be_as_far_from_float64_as_eager_is(monkeypatch, wrong):
     """A long sum of eager's may round more than changed arguments show; what is wrong is further away."""
-    monkeypatch.setattr(Verification, "_spread", lambda self, eager, changed: [[0.0] * 99])
+    monkeypatch.setattr(Verification, "_spread", lambda self, eager, **_: [[0.0] * 99])
     monkeypatch.setattr(verify, "_ROUNDINGS", 0)
     if wrong:
         scale_tanh_backward(monkeypatch, 1 + 2**-10)
@@ -272,3 +272,25 @@ def test_convolutions_and_products_may_round_to_tf32(monkeypatch):
 def test_the_settings_of_pytorch_are_read():
     assert tf32_in_convolutions() == torch.backends.cudnn.allow_tf32
     assert tf32_in_products() == torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_a_step_leaves_is_compared_wherever_it_is_kept(monkeypatch, near):
+    """On a device with room, nothing is copied to the host."""
+    seen, stepped = [], verify.stepped
+
+    def watched(*args, **keywords):
+        seen.append(keywords["near"])
+        return stepped(*args, **keywords)
+
+    monkeypatch.setattr(Verification, "near", near)
+    monkeypatch.setattr(verify, "stepped", watched)
+    fitted()
+    assert seen == [near]
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_is_wrong_is_found_wherever_it_is_kept(monkeypatch, near, wrong_tanh):
+    monkeypatch.setattr(Verification, "near", near)
+    with pytest.raises(RunError, match="differs by"):
+        fitted()

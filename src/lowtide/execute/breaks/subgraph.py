@@ -193,7 +193,7 @@ class Subgraph(Planned):
     @property
     def _trains(self) -> bool:
         """Whether the user trains meanwhile: a rehearsal may take no more than the budget then."""
-        return self.together.live or bool(self.together.orders)
+        return self.together.live or self.together.trains
 
     def _changed(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Arguments that the graph updates."""
@@ -308,7 +308,7 @@ class Subgraph(Planned):
             if self.plan.predicted.peak_bytes > most or self.plans.held(self.plan) > other[1]:
                 self.together.does_not_fit()
         else:
-            self.plan = self.plans.leanest
+            self.plan = self.plans.least(0) if self.together.orders else self.plans.leanest
         if self._trains:  # what runs it holds its arguments; all of it was measured
             known = replace(limited, cost="known") if limited.cost == "measured" else limited
             self.plans.make = functools.partial(planned, None, known)
@@ -379,8 +379,9 @@ class Subgraph(Planned):
             ready = self.compiled(self.arguments, lambda _: plan.program, promise)
             if made and self.joint is not None and (verify or has_loop(plan.program)):
                 arguments = self.arguments or _zeros(self.joint)
-                compare = Verification(self.module, arguments, self.leaves, self.joint, plan).compare
-                same = self.rehearsed(ready, made[-1], arguments, witness, compare if verify else None)
+                verification = Verification(self.module, arguments, self.leaves, self.joint, plan)
+                compared = verification if verify else None
+                same = self.rehearsed(ready, made[-1], arguments, witness, compared)
         if not same and self.plans is not None:
             self.plans.dismiss(plan)
             said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"

@@ -147,8 +147,9 @@ class Subgraphs:
         finally:
             self.together.attempt = None
             attempt.end()
-        gc.collect()  # what the call has left in cycles
-        self.rehearse(run, modules(), batch, verify=False)
+        gc.collect()  # what a call leaves in cycles
+        with self.together.training():
+            self.rehearse(run, modules(), batch, verify=False)
         gc.collect()
         if self.on_retry is not None:
             self.on_retry()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,9 @@ class Together:
     tiles: bool = False
     """Whether graphs may run in tiles."""
     live: bool = False
-    """Whether they are planned while the user trains."""
+    """Whether nobody can rehearse the step: they are planned while the user trains."""
+    trains: bool = False
+    """Whether the step is rehearsed once more while the user trains."""
     adopted: dict[Subgraph, tuple[Graph, Plan]] = field(default_factory=dict)
     """The graphs that were planned together, with what they run by."""
     orders: list[list[Subgraph]] = field(default_factory=list)
@@ -48,6 +52,15 @@ class Together:
     def known(self) -> tuple[dict[Subgraph, tuple[Graph, Plan]], list[list[Subgraph]]]:
         """The graphs that were planned, and their orders."""
         return dict(self.adopted), list(self.orders)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, the step is rehearsed while the user trains."""
+        self.trains = True
+        try:
+            yield
+        finally:
+            self.trains = False
 
     def runs(self, graph: Subgraph) -> None:
         """A graph is about to run."""

@@ -21,7 +21,8 @@ from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.traced import called_before
-from lowtide.execute.compile.trial import TrialOutcome, stepped
+from lowtide.execute.compile.trial import stepped
+from lowtide.execute.compile.verify import Verification
 from lowtide.execute.kernels.compiler import can_compile
 from lowtide.execute.kernels.ways import in_faster_ways
 from lowtide.execute.memory.device import Room
@@ -151,20 +152,23 @@ class FirstCall(ABC):
         interpreter: Interpreter,
         arguments: Sequence[Any],
         witness: Witness,
-        left: Callable[[TrialOutcome], None] | None = None,
+        verification: Verification | None = None,
     ) -> bool:
         """Whether all results of one step, which leaves no trace, are what the capture says of them.
 
-        ``left`` is shown what a second step leaves behind, which runs as those of training will.
+        The ``verification`` is shown what a second step leaves behind, which runs as those of training will.
         """
         interpreter.watched.witness = witness
         before = witness.differing
         try:
             with called_before() if self._ran_before else contextlib.nullcontext():
                 stepped(function, arguments, self.leaves, interpreter.joint, kept=False)
-            if left is not None and witness.differing == before:
+            if verification is not None and witness.differing == before:
                 interpreter.watched.witness = None
-                left(stepped(function, arguments, self.leaves, interpreter.joint))
+                near = verification.near
+                verification.compare(
+                    stepped(function, arguments, self.leaves, interpreter.joint, near=near), near=near
+                )
         except LowtideError:
             raise
         except Exception as error:  # what was captured wrongly may end in anything

@@ -16,7 +16,7 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
-from lowtide.execute.compile.trial import Rehearsal, Rehearsed, TrialOutcome, no_trace
+from lowtide.execute.compile.trial import Rehearsal, Rehearsed, no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.graphs.room import reserve, with_pages
 from lowtide.execute.memory.device import Room
@@ -265,12 +265,12 @@ class Planned(FirstCall):
 
     def _verified(
         self, plan: Plan, room: Room, joint: Joint, arguments: Sequence[Any]
-    ) -> Callable[[TrialOutcome], None] | None:
+    ) -> Verification | None:
         """What compares a step with eager PyTorch, where that is asked for and fits into the device."""
         asked = self._rehearsal.now and self._rehearsal.verify
         if not asked or plan.plain.peak_bytes > room.free_bytes():
             return None
-        return Verification(self.module, arguments, self.leaves, joint, plan).compare
+        return Verification(self.module, arguments, self.leaves, joint, plan)
 
     def _best(
         self,

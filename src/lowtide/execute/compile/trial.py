@@ -38,7 +38,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrialOutcome:
-    """What a step leaves behind, on the host, each with a name: results, gradients, updated buffers."""
+    """What a step leaves behind, each with a name: results, gradients, updated buffers."""
 
     results: list[tuple[str, torch.Tensor | None]]
     gradients: list[tuple[str, torch.Tensor | None]]
@@ -52,11 +52,13 @@ def stepped(
     joint: Joint,
     *,
     kept: bool = True,
+    near: bool = False,
 ) -> TrialOutcome:
     """Forward, and backward of everything that has one.
 
     Hooks of the arguments do not run, and no other process is waited for; what the step updates and random
-    states are put back. What it leaves behind is copied to the host where it is ``kept``.
+    states are put back. What it leaves behind is copied where it is ``kept``: to the host, or ``near``, where
+    it is.
     """
     own = _without_hooks(arguments)
     with alone((call.target for call in joint.calls), own), no_trace(own, leaves, joint) as changing:
@@ -78,9 +80,9 @@ def stepped(
         if not kept:
             return TrialOutcome([], [], [])
         return TrialOutcome(
-            [(f"result {k}", _copied(result)) for k, result in enumerate(results)],
-            [(name, _copied(gradient)) for (_, name), gradient in zip(wanted, found, strict=True)],
-            [(name, _copied(a)) for a, name in changing],
+            [(f"result {k}", _copied(result, near)) for k, result in enumerate(results)],
+            [(name, _copied(gradient, near)) for (_, name), gradient in zip(wanted, found, strict=True)],
+            [(name, _copied(a, near)) for a, name in changing],
         )
 
 
@@ -187,5 +189,8 @@ def _storage(tensor: torch.Tensor) -> int:
     return storage_id(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
-def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else local_of(tensor.detach()).to("cpu", copy=True)
+def _copied(tensor: torch.Tensor | None, near: bool) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    own = local_of(tensor.detach())
+    return own.to(own.device if near else "cpu", copy=True)

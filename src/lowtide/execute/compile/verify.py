@@ -25,6 +25,7 @@ from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import TrialOutcome, stepped
+from lowtide.execute.memory.device import Room
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.in_place_calls import operator_in_place
@@ -43,6 +44,9 @@ _TIMES = 16
 """Values may differ by so many times what eager differs from itself."""
 _ROUNDINGS = 16
 """And besides by so many roundings of the largest gradient of all, or of the largest of the values."""
+
+_KEPT = 4
+"""What so many steps leave behind must fit beside one of eager, to be compared on the device."""
 
 _PART = 1 << 22
 """So many values are computed with at once."""
@@ -63,9 +67,21 @@ class Verification:
     joint: Joint
     plan: Plan
 
-    def compare(self, planned: TrialOutcome) -> None:
-        """Raise a RunError where what the planned step left behind is not what eager leaves."""
-        eager = self._eager(self.arguments)
+    @property
+    def near(self) -> bool:
+        """Whether what is compared can stay on a CUDA device: it has room for that beside a step of eager."""
+        if self._device().type != "cuda":
+            return False
+        kept = [self.joint.values[t] for t in (*self.joint.outputs, *self.joint.gradients) if t is not None]
+        taken = self.plan.plain.peak_bytes + _KEPT * sum(value.nbytes for value in kept)
+        return taken <= Room(self.arguments).free_bytes()
+
+    def compare(self, planned: TrialOutcome, *, near: bool = False) -> None:
+        """Raise a RunError where what the planned step left behind is not what eager leaves.
+
+        What it left is on the host, or ``near``, on the device of the step.
+        """
+        eager = self._eager(self.arguments, near=near)
         different = [
             k for k, (one, other) in enumerate(_pairs(eager, planned)) if not same_bits(one[1], other[1])
         ]
@@ -88,7 +104,7 @@ class Verification:
             return found
 
         spread = alike = [0.0] * len(values)
-        for spread in itertools.chain([alike], self._spread(eager, changed=tiled)):
+        for spread in itertools.chain([alike], self._spread(eager, changed=tiled, near=near)):
             if all(apart[k] <= allowed(k, spread) for k in different):  # more runs only allow more
                 return
         exact: list[tuple[str, torch.Tensor | None]] | None = None
@@ -106,8 +122,8 @@ class Verification:
         devices = (local_of(a).device for a in self.arguments if isinstance(a, torch.Tensor))
         return next((one for one in devices if one.type == "cuda"), torch.device("cpu"))
 
-    def _eager(self, arguments: Sequence[Any]) -> TrialOutcome:
-        return stepped(without_checkpoints(self.function), arguments, self.leaves, self.joint)
+    def _eager(self, arguments: Sequence[Any], *, near: bool = False) -> TrialOutcome:
+        return stepped(without_checkpoints(self.function), arguments, self.leaves, self.joint, near=near)
 
     def _exact(self) -> list[tuple[str, torch.Tensor | None]]:
         """What eager leaves in float64; nothing where it cannot run there, or has no memory for it."""
@@ -116,13 +132,15 @@ class Verification:
         except Exception:
             return []
 
-    def _spread(self, eager: TrialOutcome, *, changed: bool) -> Iterator[list[float]]:
+    def _spread(self, eager: TrialOutcome, *, changed: bool, near: bool) -> Iterator[list[float]]:
         """How much each value of eager differs from run to run: after one run more each time."""
         found = [0.0 for _ in _values(eager)]
         device = self._device()
         generators: dict[torch.device, torch.Generator] = {}
         for _ in range(_RUNS):
-            again = self._changed(generators) if changed else self._eager(self.arguments)
+            again = (
+                self._changed(generators, near=near) if changed else self._eager(self.arguments, near=near)
+            )
             if again is None:
                 break
             pairs = _pairs(eager, again)
@@ -131,7 +149,7 @@ class Verification:
             ]
             yield found
 
-    def _changed(self, generators: dict[torch.device, torch.Generator]) -> TrialOutcome | None:
+    def _changed(self, generators: dict[torch.device, torch.Generator], *, near: bool) -> TrialOutcome | None:
         """What eager leaves on changed arguments; None where it takes none, or has no memory for them.
 
         Where a target of 1 may not become larger, as one that is a probability, the leaves alone are changed.
@@ -143,7 +161,7 @@ class Verification:
                 for a in self.arguments
             ]
             try:
-                return self._eager(changed)
+                return self._eager(changed, near=near)
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
         return None
