@@ -1,12 +1,14 @@
 """``torch.compile(..., backend="lowtide")`` with graph breaks: the graphs share the budget from the third call on."""
 
 import copy
+import gc
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.cost.watch import watch_cpu
 from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.live import LiveStep, live_step
@@ -31,11 +33,12 @@ def compiled(budget, **options):
     return torch.compile(loss_of, backend="lowtide", options=options)
 
 
-def peak(model, step, x):
-    """What a step takes, with parameters and the batch."""
+def peak(model, step, x, parts=()):
+    """What a step takes, with the batch and the parameters of all ``parts`` of the model."""
     model.zero_grad(set_to_none=True)
     _, seen = watch_cpu(lambda _: step(model, x).backward())
-    leaves = {t.untyped_storage().data_ptr(): t.nbytes for t in (*model.state_dict().values(), x)}
+    tensors = [one for part in parts or [model] for one in part.state_dict().values()]
+    leaves = {t.untyped_storage().data_ptr(): t.nbytes for t in (*tensors, x)}
     return seen.peak_bytes + sum(leaves.values())
 
 
@@ -57,6 +60,98 @@ def test_graphs_share_the_budget(kind):
     for seed in range(3):
         assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
     assert peak(model, step, x) <= budget
+
+
+class Branches(nn.Module):
+    """Its second half depends on a value, and code between the graphs makes a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Block(2)
+        self.halves = nn.ModuleList(nn.Sequential(*(Block(2) for _ in range(2 * n + 1))) for n in range(3))
+
+    def forward(self, x):
+        y = self.first(x)
+        half = self.halves[int(x[0, 0].item())]
+        return half(y.clone())
+
+
+def towards(branch):
+    x = torch.randn(256, WIDTH)
+    x[0, 0] = branch + 0.5
+    return x
+
+
+def smallest(model, x):
+    """The smallest budget for calls that go where ``x`` goes."""
+    with pytest.raises(InfeasibleError) as refused:
+        lowtide.fit(loss_of, model, x, budget=1, time_limit=0.3, only="recompute")
+    return refused.value.smallest_budget
+
+
+def test_later_branches_are_planned_with_those_before():
+    torch.manual_seed(3)
+    model = Branches()
+    twin = copy.deepcopy(model)
+    budget = int(1.15 * smallest(model, towards(2)))
+    step = compiled(budget, only="recompute")
+    taken = []
+    for seed, branch in enumerate((0, 0, 0, 2, 2, 0, 1, 1, 2)):
+        x = towards(branch)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
+            taken.append(peak(model, step, x, [model.first, model.halves[branch]]))
+        assert (seed == 3) == any("not planned with" in str(one.message) for one in told)
+    assert max(taken[2:]) <= budget
+
+
+def activations():
+    """How many tensors of the size of a batch there are."""
+    gc.collect()
+    return sum(type(one) is torch.Tensor and one.numel() >= 256 * WIDTH for one in gc.get_objects())
+
+
+def test_graphs_that_wait_for_others_hold_no_tensors():
+    torch.manual_seed(3)
+    model = Branches()
+    step = compiled(int(1.15 * smallest(model, towards(2))), only="recompute")
+    before = activations()
+    for branch in (0, 0, 0, 2, 2, 1, 1):
+        step(model, towards(branch)).backward()
+    assert activations() == before
+
+
+def test_what_is_around_later_graphs_is_no_less_than_what_is_noted():
+    """The calls of one branch as they are noted, and as they are taken to be where another one was noted."""
+    torch.manual_seed(3)
+    model, kept = Branches(), []
+    for noted in (0, 2):
+        torch.compiler.reset()
+        options = {"budget": 2**40, "time_limit": 0.3}
+        step = torch.compile(loss_of, backend="lowtide", options=options)
+        for branch in (noted, noted, noted, 2, 2):
+            step(model, towards(branch)).backward()
+        kept.append(live_step(options, None, None)._before[-1])
+    taken, seen = kept
+    assert len(taken.graphs) == len(seen.graphs) == 3
+    spare = 0  # parameters of the other branch, and their gradients, count as well
+    for other, one in zip(taken.around, seen.around, strict=True):
+        spare = max(spare, other - one)
+        assert other >= one
+    leaves = sum(p.nbytes for p in model.halves[0].parameters())
+    assert spare <= 2 * leaves
+    assert taken.end >= seen.end
+
+
+def test_a_branch_that_fits_no_plan_is_told_of():
+    torch.manual_seed(3)
+    model = Branches()
+    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute")
+    for branch in (0, 0, 0, 2):
+        step(model, towards(branch)).backward()
+    with pytest.warns(UserWarning, match="So may others like it: no plan fits"):
+        step(model, towards(0)).backward()
 
 
 def test_a_budget_that_is_too_small_is_refused_in_every_call():

@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.alike import _renumbered, alike
 from lowtide.graph import Graph, Op, Role, Tensor
 from lowtide.plan.program.instructions import Drop, Program, Run
 from lowtide.trace.shapes.numbers import is_number
+from tests.execute.breaks.steps import left, same
 
 WIDTH = 32
 NUMBERS = 5
@@ -50,29 +50,12 @@ def batches(dtype=torch.float32):
     return [torch.randn(64, WIDTH).to(dtype) * (1 + k) for k in range(NUMBERS)]
 
 
-def left(step, model, x, seed):
-    """What a step leaves behind, and its peak."""
-    torch.manual_seed(seed)
-    model.zero_grad(set_to_none=True)
-    found = []
-
-    def run(_):
-        loss = step(model, x)
-        loss.backward()
-        found.append(loss.detach())
-
-    _, seen = watch_cpu(run)
-    leaves = x.nbytes + sum(p.nbytes for p in model.parameters())
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return [*found, *gradients], seen.peak_bytes + leaves
-
-
 def check(step, model, some):
     """Every step is that of eager PyTorch, inside the budget."""
     for k, x in enumerate(some):
         eager, _ = left(loss_of, model, x, k)
         planned, peak = left(step, model, x, k)
-        assert all(torch.equal(a, b) for a, b in zip(eager, planned, strict=True))
+        assert same(eager, planned)
         assert peak <= step._subgraphs.budget_bytes
 
 

@@ -128,7 +128,8 @@ def test_a_random_operator_that_runs_again_keeps_its_state():
     assert evaluate(problem, {(2, 0)}).live[0] == plain + RANDOM_STATE_BYTES
 
 
-def test_a_gradient_that_is_given_and_returned_stays():
+@pytest.mark.parametrize("alias", [None, 4], ids=["read as it is", "read through a view"])
+def test_a_gradient_that_is_given_and_returned_stays(alias):
     """Of ``a + b.exp()``, say: the gradient of ``a`` is the one that comes in."""
     tensors = (
         Tensor("a", 8, Role.INPUT),
@@ -136,13 +137,13 @@ def test_a_gradient_that_is_given_and_returned_stays():
         Tensor("e", 8),
         Tensor("result", 8),
         Tensor("given", 8, Role.GRADIENT, gradient_of=0),
-        Tensor("scaled", 8),
+        Tensor("scaled", 8, alias=alias),
         Tensor("of b", 8, Role.GRADIENT, gradient_of=1),
     )
     ops = (
         Op("exp", "aten.exp", inputs=(1,), outputs=(2,)),
         Op("add", "aten.add", inputs=(0, 2), outputs=(3,)),
-        Op("scale", "aten.mul", Phase.BACKWARD, (4,), (5,)),
+        Op("scale", "aten.expand" if alias else "aten.mul", Phase.BACKWARD, (4,), (5,)),
         Op("mul", "aten.mul", Phase.BACKWARD, (5, 2), (6,)),
     )
     problem = build_problem(Graph(tensors, ops, returned=(3,)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import InfeasibleError
 from lowtide.execute.breaks.forward_record import ForwardRecord
-from lowtide.execute.breaks.graph_plans import as_planned, held_bytes
+from lowtide.execute.breaks.graph_plans import as_planned
 from lowtide.execute.breaks.subgraph import Subgraph
 from lowtide.plan.make.share_budget import (
     CallSequence,
@@ -20,7 +21,7 @@ from lowtide.plan.make.share_budget import (
 from lowtide.plan.result.plan import Plan
 from lowtide.units import format_bytes
 
-__all__ = ["CalledGraphs", "PlannedCalls"]
+__all__ = ["CalledGraphs", "PlannedCalls", "calls_in_another_order", "recorded_calls"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,24 +33,78 @@ class PlannedCalls:
     end: int
     limit: int = 0
 
+    @property
+    def taken_bytes(self) -> int:
+        """The peak by the plans that the graphs have now."""
+        peak = held = 0
+        for one, around in zip(self.graphs, self.around, strict=True):
+            taken = one.taken()
+            peak = max(peak, around + held + taken.peak)
+            held += taken.held
+        return max(peak, self.end + held)
 
-class CalledGraphs:
-    """The graphs of a step that was rehearsed, and what is on the device around them.
 
-    Some of them may be called in rehearsals before as well. Graphs that are called only there keep their
-    plans.
+def recorded_calls(record: ForwardRecord) -> PlannedCalls:
+    """The calls that were noted."""
+    graphs: list[Subgraph] = [call.graph for call in record.calls]
+    around, end = record.around({one: one.taken().held for one in graphs})
+    return PlannedCalls(graphs, around, end)
+
+
+def calls_in_another_order(
+    graphs: Sequence[Subgraph], fresh: Sequence[int], known: Sequence[PlannedCalls]
+) -> PlannedCalls:
+    """Calls that were not noted, with what is on the device around each at most.
+
+    ``fresh`` is what goes into each that no graph before was given or has made, besides parameters. As long
+    as the calls go the way of others that are ``known``, the same is there. From there on all counts that
+    goes in and comes out.
     """
 
-    def __init__(self, record: ForwardRecord, before: Sequence[PlannedCalls] = ()) -> None:
-        self.called: list[Subgraph] = list(dict.fromkeys(call.graph for call in record.calls))
-        held = {one: held_bytes(one.joint, one.plan.program) for one in self.called if one.joint and one.plan}
-        around, end = record.around(held)
-        self.now = PlannedCalls([call.graph for call in record.calls], around, end)
-        self.before = before
-        others = dict.fromkeys(one for calls in before for one in calls.graphs if one not in held)
-        self.graphs = [one.plans.shared() for one in self.called if one.plans is not None]
-        self.graphs += [as_planned(one.joint, one.plan) for one in others if one.joint and one.plan]
-        self._number = {one: k for k, one in enumerate((*self.called, *others))}
+    def alike(calls: PlannedCalls) -> int:
+        pairs = zip(graphs, calls.graphs, strict=False)
+        return len(list(itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)))
+
+    nearest = max(known, key=alike)
+    same = alike(nearest)
+    new = {one: one.taken() for one in graphs if one not in nearest.graphs}
+
+    def gradients(place: int) -> int:
+        """Those of new graphs behind one, which are there while its backward runs."""
+        return sum(new[one].gradients for one in new.keys() & set(graphs[place + 1 :]) - {graphs[place]})
+
+    on_cuda = any(one.room.device.type == "cuda" for one in graphs)  # where all that is allocated counts
+    there = 0 if on_cuda else sum(one.leaves for one in new.values())
+    around = [size + there + gradients(k) for k, size in enumerate(nearest.around[:same])]
+    if same < len(nearest.graphs):
+        there += nearest.around[same] + nearest.graphs[same].taken().given
+    else:
+        there += nearest.end
+    for k in range(same, len(graphs)):
+        taken = graphs[k].taken()
+        there += fresh[k]
+        around.append(there - taken.given + taken.gradients + gradients(k))
+        there += taken.made
+    return PlannedCalls(graphs, around, there)
+
+
+class CalledGraphs:
+    """The graphs that are called in a step, and what is on the device around them.
+
+    Some of them may be in calls before as well. Graphs that are called only there keep their plans.
+    """
+
+    def __init__(self, now: PlannedCalls, before: Sequence[PlannedCalls] = ()) -> None:
+        self.now, self.before = now, before
+        self.called = list(dict.fromkeys(now.graphs))
+        free = [(one, one.plans) for one in self.called if one.plans is not None]
+        self.free = [one for one, _ in free]
+        """Those that may get other plans."""
+        others = dict.fromkeys(one for calls in (now, *before) for one in calls.graphs)
+        kept = [one for one in others if one not in self.free]
+        self.graphs = [plans.shared() for _, plans in free]
+        self.graphs += [as_planned(one.joint, one.plan) for one in kept if one.joint and one.plan]
+        self._number = {one: k for k, one in enumerate((*self.free, *kept))}
 
     def _sequence(self, calls: PlannedCalls) -> CallSequence:
         pairs = zip(calls.graphs, calls.around, strict=True)
@@ -65,6 +120,15 @@ class CalledGraphs:
         """The kind of device that the graphs run on."""
         kinds = {one.room.device.type for one in self.called}
         return "cuda" if "cuda" in kinds else "cpu"
+
+    def outside_bytes(self, least: int) -> int:
+        """What is on the device in these calls besides what graphs are given, make and hold."""
+        made = 0
+        for one, around in zip(self.now.graphs, self.now.around, strict=True):
+            taken = one.taken()
+            least = max(least, around - made + taken.given)
+            made += taken.made
+        return max(least, self.now.end - made)
 
     @property
     def plain_bytes(self) -> int:

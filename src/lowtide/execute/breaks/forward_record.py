@@ -14,12 +14,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from lowtide.cost.watch import watch_cpu
 from lowtide.execute.breaks.boundary import Crossing
 from lowtide.execute.compile.bits import same_bits
-from lowtide.execute.compile.trial import untouched
+from lowtide.execute.compile.trial import registered_buffers, untouched
 from lowtide.execute.memory.device import Room
 from lowtide.plan.program.memory import rounded
 from lowtide.torch_internals import storage_id, tree_leaves
 
-__all__ = ["ForwardRecord", "RecordedCall", "has_storage"]
+__all__ = ["ForwardRecord", "RecordedCall", "has_storage", "storage_bytes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +57,15 @@ class ForwardRecord:
         tensors += batch
         self._devices = {tensor.device for tensor in tensors}
         self._resident = {
-            storage_id(tensor): (_size(tensor), tensor.requires_grad)
+            storage_id(tensor): (storage_bytes(tensor), tensor.requires_grad)
             for tensor in tensors
             if has_storage(tensor)
         }
         """Parameters, buffers and the batch by their storage: bytes, and whether they are trained."""
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """What the step updates meanwhile, and its value before."""
+        self.changed: dict[int, torch.Tensor] = {}
+        """What it was seen to change, by identity."""
         self._inside = False
         """Whether a graph runs now."""
         self._saved: dict[int, int] = {}
@@ -75,6 +77,8 @@ class ForwardRecord:
         self._trained = [leaf for leaf in leaves if leaf.requires_grad]
         self.listening = False
         """Whether calls are noted."""
+        self.trained_bytes = sum(storage_bytes(leaf) for leaf in self._trained if has_storage(leaf))
+        """The gradients of all leaves."""
         self.leaf_bytes = 0
         """Parameters, buffers and the batch."""
 
@@ -102,10 +106,12 @@ class ForwardRecord:
     def undone(self) -> Iterator[None]:
         """Afterwards buffers, what the step updates, and random states are what they were."""
         self.restore(self._buffers)
+        assigned = registered_buffers(part for module in self.modules for part in module.modules())
         with untouched([], self._devices):
             try:
                 yield
             finally:
+                assigned()
                 self._put_back()
 
     def measured(self, run: Callable[[], Any]) -> int:
@@ -136,7 +142,7 @@ class ForwardRecord:
         """
         alone = tensor.detach()
         if not self._inside and has_storage(tensor):
-            self._saved[storage_id(tensor)] = _size(tensor)
+            self._saved[storage_id(tensor)] = storage_bytes(tensor)
             self._alive.append(alone)
         return alone
 
@@ -164,6 +170,7 @@ class ForwardRecord:
             for tensor, value in self._before.values():
                 if not same_bits(tensor, value):
                     tensor.copy_(value)
+                    self.changed[id(tensor)] = tensor
         self._before.clear()
 
     @contextlib.contextmanager
@@ -172,7 +179,7 @@ class ForwardRecord:
         self._inside = True
         passed = {s for one in self.calls for s in one.results}
         tensors = [a for a in arguments if has_storage(a)]
-        given = {storage_id(a): _size(a) for a in tensors}
+        given = {storage_id(a): storage_bytes(a) for a in tensors}
         leaves = {storage_id(a) for a in tensors if a.grad_fn is None} - passed
         trained = {storage_id(a) for a in tensors if a.is_leaf and a.requires_grad}
         saved = frozenset(self._saved)
@@ -184,7 +191,7 @@ class ForwardRecord:
 
         def told(results: Any) -> None:
             found = [r for r in results if has_storage(r)] if isinstance(results, tuple | list) else []
-            one.results = {storage_id(r): _size(r) for r in found}
+            one.results = {storage_id(r): storage_bytes(r) for r in found}
             one.alive += found
             crossing.watch(results if found else ())
 
@@ -242,5 +249,6 @@ def has_storage(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _size(tensor: torch.Tensor) -> int:
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """What the storage of a tensor takes."""
     return rounded(tensor.untyped_storage().nbytes(), tensor.device.type)

@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from lowtide.errors import InfeasibleError
+from lowtide.execute.memory.device import Room
 from lowtide.execute.runtime.handover import handed_over, old_values
 from lowtide.execute.runtime.instructions import random_again
+from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.tiling.plan_tiles import with_loop
-from lowtide.graph import RESIDENT_ROLES
+from lowtide.graph import RESIDENT_ROLES, Graph, Role
 from lowtide.plan.make.share_budget import GraphPlan, SharedGraph, only_plan
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.memory import Memory, allocated_bytes
 from lowtide.plan.program.simulate import RANDOM_STATE_BYTES
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Joint
-from lowtide.units import format_bytes
+from lowtide.units import format_bytes, format_seconds
 
-__all__ = ["GraphPlans", "as_planned", "held_bytes"]
+_LEAVES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
+
+__all__ = [
+    "Alone",
+    "GraphBytes",
+    "GraphPlans",
+    "as_planned",
+    "given_bytes",
+    "graph_bytes",
+    "held_bytes",
+    "in_words",
+    "zeros_for",
+]
+
+
+class Alone(Room):
+    """The device, as if nothing else were on it: what is there is counted for all graphs together."""
+
+    def __init__(self, room: Room, between: int) -> None:
+        super().__init__([])
+        self.device, self.argument_bytes, self.between_bytes = room.device, room.argument_bytes, between
+
+    def outside_bytes(self) -> int:
+        """Nothing."""
+        return 0
 
 
 class GraphPlans:
@@ -32,8 +61,8 @@ class GraphPlans:
         self._joint, self.make = joint, make
         self._known: list[tuple[Plan, int, int]] = []
         """Plans that were made, with the peak that they may have and what they may hold."""
-        self._refused: list[tuple[InfeasibleError, int, int]] = []
-        """The same of plans that were not found."""
+        self._refused: list[tuple[str, int, int]] = []
+        """The same of plans that were not found: why. An error would hold what its traceback does."""
         self._least: dict[int, Plan] = {}
         """The plans that take least, by what others need."""
         self.passing_bytes = _passing_bytes(joint)
@@ -52,13 +81,13 @@ class GraphPlans:
             fits = plan.predicted.peak_bytes <= peak and self.held(plan) <= held
             if fits and peak <= most_peak and held <= most_held:
                 return plan
-        for error, most_peak, most_held in self._refused:
+        for why, most_peak, most_held in self._refused:
             if peak <= most_peak and held <= most_held:
-                raise error
+                raise InfeasibleError(why, budget=peak, smallest_budget=most_peak, floor=0)
         try:
             plan = self._found(peak, held)
         except InfeasibleError as error:
-            self._refused.append((error, peak, held))
+            self._refused.append((str(error), peak, held))
             raise
         self._known.append((plan, peak, held))
         return plan
@@ -134,6 +163,67 @@ class GraphPlans:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class GraphBytes:
+    """What a graph takes by a plan."""
+
+    peak: int = 0
+    held: int = 0
+    """From the end of its forward to its backward, besides what goes in and comes out."""
+    given: int = 0
+    """What goes in, with gradients of parameters: it is on the device already, or counted with all leaves."""
+    made: int = 0
+    """What comes out and was not given."""
+    leaves: int = 0
+    """Parameters, buffers and constants among what goes in."""
+    gradients: int = 0
+    """The gradients of these parameters."""
+
+
+def graph_bytes(joint: Joint, plan: Plan) -> GraphBytes:
+    """What a graph takes by this plan."""
+    owner = joint.graph.storages()
+    made = {owner[t] for t in joint.outputs if t is not None}
+    made -= {owner[t] for t in joint.inputs if t is not None}
+    given = {owner[t] for t in joint.inputs if t is not None}
+    return GraphBytes(
+        peak=plan.predicted.peak_bytes,
+        held=held_bytes(joint, plan.program),
+        given=given_bytes(joint),
+        made=_allocated(joint.graph, made),
+        leaves=_allocated(joint.graph, (t for t in given if joint.graph.tensors[t].role in _LEAVES)),
+        gradients=given_bytes(joint) - _allocated(joint.graph, given),
+    )
+
+
+def in_words(joint: Joint, plan: Plan) -> str:
+    """What a graph takes by this plan, and what it hands on."""
+    out = format_bytes(sum(joint.graph.tensors[t].bytes for t in joint.outputs if t is not None))
+    held = format_bytes(held_bytes(joint, plan.program))
+    tiles = f"in {plan.decisions.tiles} tiles, " if plan.decisions.tiles else ""
+    taken, plain = format_bytes(plan.predicted.peak_bytes), format_bytes(plan.plain.peak_bytes)
+    return (
+        f"{taken} of {plain} plain, {tiles}{plan.overhead:+.1%} on {format_seconds(plan.plain.seconds)}; "
+        f"holds {held} for its backward, hands on {out}"
+    )
+
+
+def given_bytes(joint: Joint) -> int:
+    """What goes into a graph, with gradients of parameters."""
+    graph = joint.graph
+    owner = graph.storages()
+    pairs = [
+        (t, gradient) for t, gradient in itertools.zip_longest(joint.inputs, joint.gradients) if t is not None
+    ]
+    trained = {owner[t] for t, gradient in pairs if gradient is not None}
+    parameters = {t for t in trained if graph.tensors[t].role is Role.PARAMETER}
+    return _allocated(graph, {owner[t] for t, _ in pairs}) + _allocated(graph, parameters)
+
+
+def _allocated(graph: Graph, tensors: Iterable[int]) -> int:
+    return sum(allocated_bytes(graph.tensors[t]) for t in tensors)
+
+
 def as_planned(joint: Joint, plan: Plan) -> SharedGraph[Plan]:
     """A graph that keeps its plan, as one of several."""
     held = held_bytes(joint, plan.program)
@@ -154,12 +244,21 @@ def held_bytes(joint: Joint, program: Program) -> int:
     held = {owner[t] for t in handed} - outside
     kept = [t for t in held if t in old or graph.tensors[t].role not in RESIDENT_ROLES]
     states = len(random_again(joint, program)) * RANDOM_STATE_BYTES
-    return states + sum(allocated_bytes(graph.tensors[t]) for t in kept)
+    return states + _allocated(graph, kept)
 
 
 def _passing_bytes(joint: Joint) -> int:
     graph = joint.graph
     owner = graph.storages()
     passing = {owner[t] for t in (*joint.outputs, *joint.tangents) if t is not None}
-    made = (graph.tensors[t] for t in passing if graph.tensors[t].role not in RESIDENT_ROLES)
-    return Memory(graph).resident_bytes + sum(map(allocated_bytes, made))
+    made = (t for t in passing if graph.tensors[t].role not in RESIDENT_ROLES)
+    return Memory(graph).resident_bytes + _allocated(graph, made)
+
+
+def zeros_for(joint: Joint) -> list[Any]:
+    """Arguments of a graph to try it with, where those of the rehearsal are gone."""
+    pairs = itertools.zip_longest(joint.inputs, joint.gradients)  # some graphs have no backward
+    return [
+        None if t is None else zeros(joint.values[t]).requires_grad_(gradient is not None)
+        for t, gradient in pairs
+    ]

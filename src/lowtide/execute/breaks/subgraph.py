@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,14 @@ from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.breaks.alike import plan_of_one_like
 from lowtide.execute.breaks.boundary import with_uses_apart
 from lowtide.execute.breaks.forward_record import has_storage
-from lowtide.execute.breaks.graph_plans import GraphPlans, held_bytes
+from lowtide.execute.breaks.graph_plans import (
+    Alone,
+    GraphBytes,
+    GraphPlans,
+    given_bytes,
+    graph_bytes,
+    zeros_for,
+)
 from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.breaks.together import Together
 from lowtide.execute.compile.aot import Programs, Watch
@@ -30,7 +36,6 @@ from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import StepPlanner
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import pinned_leaves
-from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import has_loop, in_tiles
 from lowtide.plan.budget import Budget
@@ -51,18 +56,6 @@ _TILES = 0.5
 """The part of the time limit for one search for tiles."""
 _SHORTEST = 0.2
 """Seconds for one search at least."""
-
-
-class _Alone(Room):
-    """The device, as if nothing else were on it: what is there is counted for all graphs together."""
-
-    def __init__(self, room: Room, between: int) -> None:
-        super().__init__([])
-        self.device, self.argument_bytes, self.between_bytes = room.device, room.argument_bytes, between
-
-    def outside_bytes(self) -> int:
-        """Nothing."""
-        return 0
 
 
 class Subgraph(Planned):
@@ -93,10 +86,13 @@ class Subgraph(Planned):
         """The device that it runs on."""
         self.interpreter: Interpreter | None = None
         """What runs it."""
+        self._taken: tuple[Plan | None, GraphBytes] = (None, GraphBytes())
         self._larger = False
         """Whether it takes more than what it stands in for, whatever it runs by."""
         self.left = False
         """Whether it runs as it is."""
+        self.stands_for: Subgraph | None = None
+        """A graph that was rehearsed, and takes no less than this one."""
         self.others: list[Subgraph] = []
         """Graphs with the same inputs, which were met before: the same one with other shapes among them."""
         self.plans: GraphPlans | None = None
@@ -109,7 +105,14 @@ class Subgraph(Planned):
             return self._as_it_is(*arguments)
         self.together.runs(self)
         if record is None:
-            return super().__call__(*arguments)
+            if self._ready is None:
+                try:
+                    self._ready = self.made(arguments)
+                finally:
+                    self.let_go()
+                gc.collect()  # the user trains: nothing that planning has left may take memory
+            self.together.fits(self)
+            return self._ready(*arguments)
         if not record.listening:
             record.restore(self._changed(arguments))
             return self._ready(*arguments) if self._ready is not None else super().__call__(*arguments)
@@ -118,6 +121,7 @@ class Subgraph(Planned):
             if self._ready is None or (self.plans is None and not self.together.live):
                 self._ready = self.made(arguments)
             self.arguments = [] if self._trains else list(arguments)
+            self.together.fits(self)
             record.restore(self._changed(arguments))
             results = self._ready(*arguments)
             told(results)
@@ -139,13 +143,10 @@ class Subgraph(Planned):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
         refuse_distributed_parts(arguments)
-        ready = self._late(super().made(arguments))
+        ready = with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
         if self._trains:
             self._splitting.let_go_of_kept()  # it holds the arguments
         return ready
-
-    def _late(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return with_late_gradients(function, self._as_it_is, self.boundary.silent)
 
     def cross(
         self,
@@ -211,18 +212,19 @@ class Subgraph(Planned):
                 return ready
         if self._counted is not None:
             self._counted.unlike, self._counted = self._counted.unlike + 1, None
-        found = super().make(arguments, witness)
-        if self.together.record is None:
-            gc.collect()  # the user trains: nothing that planning has left may take memory
-        return found
+        return super().make(arguments, witness)
 
     def _as_one_like(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         """The graph by a plan that is known; None where there is none. It is not run to see that it holds."""
         made: list[Interpreter] = []
 
         def program(joint: Joint) -> Program:
-            self.plan = plan_of_one_like(joint.graph, self.together.adopted.values())
-            return store_all(joint.graph) if self.plan is None else self.plan.program
+            for one, known in self.together.adopted.items():
+                self.plan = plan_of_one_like(joint.graph, [known])
+                if self.plan is not None:
+                    self.stands_for = one
+                    return self.plan.program
+            return store_all(joint.graph)
 
         ready = self.compiled(arguments, program, made.append)
         if self.plan is None or not made:
@@ -230,37 +232,37 @@ class Subgraph(Planned):
         self.joint, self.room, made[-1].plan = made[-1].joint, Room(arguments), self.plan
         return ready
 
-    def _in_its_place(self, joint: Joint) -> tuple[int, int] | None:
-        """The peak that this graph should have, and what it may hold; None where that is not known.
+    def _in_its_place(self, joint: Joint) -> tuple[int, int, Subgraph] | None:
+        """The peak that this graph should have, what it may hold, and in whose place; None: nobody knows.
 
-        It may hold what a graph does that it stands in for: itself as it was planned before, the same one
-        with other shapes, or the one that was called in its place in a rehearsal.
+        It stands in for itself as it was planned before, the same graph with other shapes, or what ran there.
         """
         kinds = [op.kind for op in joint.graph.ops]
         same = [one for one in self.others if one.joint and kinds == [op.kind for op in one.joint.graph.ops]]
         for one in (self, *same[:1], self.together.in_its_place()):
-            if one is not None and one.plan is not None and one.joint is not None:
-                most = one.plan.predicted.peak_bytes + min(0, self.together.left_bytes)
-                return max(1, most), held_bytes(one.joint, one.plan.program)
+            if one is not None and one.plan is not None:
+                taken = one.taken()
+                return max(1, taken.peak + min(0, self.together.left_bytes)), taken.held, one
         return None
 
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
         """The Program to measure with: once the step is planned, one that takes no more than it may."""
-        if not self.together.orders or self.together.live:
+        if not self.together.orders:
             return super()._to_measure(arguments, room, state)
-
         given, pinned = [arguments], list[int]()
 
         def program(joint: Joint) -> Program:
             if given:  # what is compiled holds on to this function
                 pinned.extend(pinned_leaves(joint, given.pop(), state))
-            planner = StepPlanner(joint, _Alone(room, 0), pinned=pinned)
+            planner = StepPlanner(joint, Alone(room, 0), pinned=pinned)
             seconds = max(_SHORTEST, self._request.limits.time_limit / _SEARCHES)
             asked = replace(self._request.within(seconds).without("tile"), cost="estimated")
             other, self._fits = self._in_its_place(joint), True
             limit = 1 if other is None else other[0]
+            if self.together.trains:
+                limit = max(1, self.together.allowed(given_bytes(joint)))
             try:
                 return planner.plan(None, replace(asked, budget=Budget(bytes=limit))).program
             except InfeasibleError:
@@ -292,7 +294,7 @@ class Subgraph(Planned):
             smallest: bool = False,
         ) -> Plan:
             asked = replace(request, budget=Budget(bytes=peak))
-            planner = StepPlanner(joint, _Alone(room, between), pinned=pinned)
+            planner = StepPlanner(joint, Alone(room, between), pinned=pinned)
             return planner.plan(run, asked, smallest=smallest)
 
         measured = functools.partial(planned, run, limited)
@@ -302,11 +304,18 @@ class Subgraph(Planned):
         if self.together.left_bytes < 0:  # what is predicted of the others says nothing of this one
             self.together.does_not_fit()
         other = self._in_its_place(joint) if self.together.orders else None
-        if other is not None:
-            self.plan = self.plans.in_place_of(*other)
-            most = other[0] + max(0, self.together.left_bytes)
-            if self.plan.predicted.peak_bytes > most or self.plans.held(self.plan) > other[1]:
+        if self.together.trains:  # those behind it need what it does not hold
+            self.plan = self.plans.leanest
+            if self.plan.predicted.peak_bytes > self.together.allowed(given_bytes(joint)):
+                self.plan = self.plans.least(0)
+        elif other is not None:
+            peak, held, one = other
+            self.plan = self.plans.in_place_of(peak, held)
+            taken = self.taken()
+            if taken.peak > peak + max(0, self.together.left_bytes) or taken.held > held:
                 self.together.does_not_fit()
+            elif taken.peak <= peak and taken.made <= one.taken().made:
+                self.stands_for = one.stands_for or one
         else:
             self.plan = self.plans.least(0) if self.together.orders else self.plans.leanest
         if self._trains:  # what runs it holds its arguments; all of it was measured
@@ -337,26 +346,26 @@ class Subgraph(Planned):
         try:
             if self.boundary.arriving:
                 raise CaptureError("a gradient comes in strides of its own")
-            arguments = self.arguments or _zeros(joint)
+            arguments = self.arguments or zeros_for(joint)
             with self._modes.again(), no_trace(arguments, self.leaves, joint):
-                alone = _Alone(self.room, 0)
+                alone = Alone(self.room, 0)
                 return in_tiles(joint, arguments, alone, request, plain, time_limit=seconds)
         except CaptureError as error:
             said = str(error).splitlines()[0]
             raise InfeasibleError(said, budget=peak, smallest_budget=plain.peak_bytes, floor=0) from error
 
     def let_go(self) -> None:
-        """Hold no arguments any more; it is not planned again."""
+        """Hold no arguments any more. It keeps what it is planned again by, where nobody can rehearse it."""
+        kept = (self._aot, self.plans) if self.together.live else (None, None)
         super().let_go()
-        self.arguments, self.plans, self.others = [], None, []
+        self.arguments, self.others = [], []
+        self._aot, self.plans = kept
 
-    def remembered(self) -> dict[str, Any]:
-        """What it runs by, to be put back."""
-        return vars(self).copy()
-
-    def put_back(self, remembered: Mapping[str, Any]) -> None:
-        """Run as it did before."""
-        vars(self).update(remembered)
+    def taken(self) -> GraphBytes:
+        """What it takes by its plan."""
+        if self._taken[0] is not self.plan and self.plan is not None and self.joint is not None:
+            self._taken = self.plan, graph_bytes(self.joint, self.plan)
+        return self._taken[1]
 
     def forget(self) -> None:
         """Hold nothing of a rehearsal that failed."""
@@ -378,7 +387,7 @@ class Subgraph(Planned):
         with self._modes.again():
             ready = self.compiled(self.arguments, lambda _: plan.program, promise)
             if made and self.joint is not None and (verify or has_loop(plan.program)):
-                arguments = self.arguments or _zeros(self.joint)
+                arguments = self.arguments or zeros_for(self.joint)
                 verification = Verification(self.module, arguments, self.leaves, self.joint, plan)
                 compared = verification if verify else None
                 same = self.rehearsed(ready, made[-1], arguments, witness, compared)
@@ -387,13 +396,5 @@ class Subgraph(Planned):
             said = f"its tiles lie in memory otherwise than torch says while it traces: {witness.about}"
             peak = plan.predicted.peak_bytes
             raise InfeasibleError(said, budget=peak, smallest_budget=plan.plain.peak_bytes, floor=0)
-        self.plan, self._ready = plan, self._late(ready)
-
-
-def _zeros(joint: Joint) -> list[Any]:
-    """Arguments of a graph to try it with, where those of the rehearsal are gone."""
-    pairs = itertools.zip_longest(joint.inputs, joint.gradients)  # some graphs have no backward
-    return [
-        None if t is None else zeros(joint.values[t]).requires_grad_(gradient is not None)
-        for t, gradient in pairs
-    ]
+        self.plan, self.stands_for = plan, None
+        self._ready = with_late_gradients(ready, self._as_it_is, self.boundary.silent)

@@ -20,11 +20,11 @@ import torch
 from torch import fx, nn
 
 from lowtide.errors import GraphBreakError, InfeasibleError
-from lowtide.execute.breaks.attempt import Attempt, DoesNotFit
+from lowtide.execute.breaks.attempt import Attempt
 from lowtide.execute.breaks.boundary import arrived, silent, used_behind
-from lowtide.execute.breaks.called_graphs import CalledGraphs, PlannedCalls
+from lowtide.execute.breaks.called_graphs import CalledGraphs, PlannedCalls, recorded_calls
 from lowtide.execute.breaks.forward_record import ForwardRecord
-from lowtide.execute.breaks.graph_plans import held_bytes
+from lowtide.execute.breaks.graph_plans import in_words
 from lowtide.execute.breaks.split import OrInParts, split_at
 from lowtide.execute.breaks.subgraph import Subgraph
 from lowtide.execute.breaks.together import Together
@@ -39,9 +39,9 @@ from lowtide.trace.distributed.stand_ins import nothing_sent
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.refusal import why_broken
 from lowtide.trace.step.joint import Leaf
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes
 
-__all__ = ["Subgraphs"]
+__all__ = ["AGAIN", "Subgraphs"]
 
 _FIGURES = "budget_bytes", "plain_bytes", "peak_bytes", "measured_bytes", "python_bytes"
 
@@ -53,6 +53,9 @@ _CROSSINGS = 4
 
 _REHEARSALS = 16
 """The calls of so many rehearsals have to fit together, the last ones."""
+
+AGAIN = 32
+"""A step is rehearsed so many times at most while the user trains. Then it goes on, and a warning says so."""
 
 _LATER = 64
 """So many graphs that are met after planning are remembered, to be told of."""
@@ -80,6 +83,8 @@ class Subgraphs:
         """The calls of the rehearsals so far."""
         self.on_retry: Callable[[], None] | None = None
         """Called before a call that was taken back is made again."""
+        self._again = 0
+        """How many times the step was rehearsed while the user trains."""
         self._promised = 0
         """What the last rehearsal was planned for."""
         self._attempt: Attempt | None = None
@@ -98,7 +103,7 @@ class Subgraphs:
         Where it takes more than the budget, as code between graphs may, they are planned again with less.
         Nothing of it leaves a trace. If it fails, graphs run as they did before.
         """
-        before = {one: one.remembered() for one in self.made}
+        before = {one: vars(one).copy() for one in self.made}
         known, figures = self.together.known(), {name: getattr(self, name) for name in _FIGURES}
 
         def alone() -> Any:
@@ -110,7 +115,8 @@ class Subgraphs:
                 attempt = Attempt(modules, batch)
                 attempt.begin(())
                 record = self._with_graphs_left(alone, modules, batch)
-                attempt.learn()
+                attempt.learn(record.changed.values(), before=self._attempt)
+                attempt.end()
                 self._attempt = attempt
                 if record.calls:
                     self._planned(alone, record, verify=verify)
@@ -118,7 +124,7 @@ class Subgraphs:
             for one in self.made:
                 one.forget()
             for one, was in before.items():
-                one.put_back(was)
+                vars(one).update(was)
             self.together.adopted, self.together.orders = known
             vars(self).update(figures)
             raise
@@ -136,17 +142,20 @@ class Subgraphs:
         batch: Sequence[torch.Tensor],
     ) -> Any:
         """A call of the user's; where it meets a graph that does not fit, the step is rehearsed first."""
-        attempt = self.together.attempt = self._attempt
+        attempt = self.together.attempt = self._attempt if self._again < AGAIN else None
         if attempt is None:
             return run()
-        attempt.begin(batch)
         try:
-            return run()
-        except DoesNotFit:
-            attempt.take_back()
+            done, results = attempt.called(run, batch, modules)
         finally:
             self.together.attempt = None
-            attempt.end()
+            if attempt.stale:
+                self._attempt = Attempt(modules(), batch)
+        if done:
+            if self.together.cut_short:
+                attempt.tell_of_errors()
+            return results
+        self._again += 1
         gc.collect()  # what a call leaves in cycles
         with self.together.training():
             self.rehearse(run, modules(), batch, verify=False)
@@ -228,7 +237,9 @@ class Subgraphs:
         return changed
 
     def _plan_and_measure(self, run: Callable[[], Any], record: ForwardRecord, *, verify: bool) -> None:
-        problem = self._problem(record, self._before)
+        problem = CalledGraphs(recorded_calls(record), self._before)
+        self.python_bytes = record.python_bytes
+        self.plain_bytes = problem.plain_bytes
         budget = self.budget_bytes = self._budget(problem.called)
         problem.before = self._with_more(budget)
         beyond = 0
@@ -239,7 +250,7 @@ class Subgraphs:
                     chosen = problem.shared(budget - beyond)
             try:
                 plans = chosen or problem.least(budget - beyond)
-                self._adopt(problem, plans, verify=verify and not beyond)
+                self.adopt(problem, plans, verify=verify and not beyond)
             except InfeasibleError:  # tiles are captured again with what was learned of them
                 if not left:
                     raise
@@ -252,10 +263,9 @@ class Subgraphs:
                 budget = self.budget_bytes = self._budget(problem.called)
                 problem.before = self._with_more(budget)
             if self.measured_bytes <= budget:
-                limit = max(budget - beyond, self.peak_bytes)
-                self.together.left_bytes = budget - beyond - self.peak_bytes
-                self._promised = budget
-                self._before = [*problem.before, replace(problem.now, limit=limit)][-_REHEARSALS:]
+                outside = problem.outside_bytes(record.leaf_bytes + record.trained_bytes)
+                self.together.rehearsed(budget - beyond, self.peak_bytes, outside)
+                self.remember(problem.now, problem.before, budget, beyond)
                 return
             if chosen is None:
                 break
@@ -267,34 +277,18 @@ class Subgraphs:
         more = max(0, budget - self._promised) if self.together.request.budget.share is not None else 0
         return [replace(calls, limit=calls.limit + more) for calls in self._before]
 
-    def plan_together(self, record: ForwardRecord) -> None:
-        """Plan the graphs whose calls were noted, inside the budget as far as is known without a rehearsal.
+    def remember(
+        self, now: PlannedCalls, before: Sequence[PlannedCalls], budget: int, beyond: int = 0
+    ) -> None:
+        """These calls are planned for the budget, but for what they were measured to take ``beyond``."""
+        limit = max(budget - beyond, self.peak_bytes)
+        self._before = [*before, replace(now, limit=limit)][-_REHEARSALS:]
+        self._promised = budget
 
-        An InfeasibleError names a budget that works.
-        """
-        problem = self._problem(record)
-        budget = self.budget_bytes = self._budget(problem.called)
-        try:
-            chosen = problem.shared(budget)
-        except InfeasibleError:
-            if not self.together.request.on(problem.device).tiles:
-                raise
-            self.together.tiles = True
-            for one in problem.called:
-                one.relax()
-            chosen = problem.shared(budget)
-        self._adopt(problem, chosen, verify=False)
-
-    def _problem(self, record: ForwardRecord, before: Sequence[PlannedCalls] = ()) -> CalledGraphs:
-        problem = CalledGraphs(record, before)
-        self.python_bytes = record.python_bytes
-        self.plain_bytes = problem.plain_bytes
-        return problem
-
-    def _adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
+    def adopt(self, problem: CalledGraphs, chosen: Sequence[GraphPlan[Plan]], *, verify: bool) -> None:
         """Run by these plans."""
         self.peak_bytes = problem.peak_bytes(chosen)
-        for graph, one in zip(problem.called, chosen, strict=False):  # others keep their plans
+        for graph, one in zip(problem.free, chosen, strict=False):  # others keep their plans
             graph.adopt(one.plan, verify=verify)
             graph.arguments = []
             self.together.adopted[graph] = one.plan.graph, one.plan
@@ -382,18 +376,6 @@ class Subgraphs:
         lines += [f"break      {why}" for why in self.breaks]
         lines += [f"unplanned  {why}" for why in self.unplanned]
         for k, one in enumerate(self.made):
-            plan = one.plan
-            if plan is None:
-                continue
-            assert one.joint is not None
-            passing = one.joint.outputs
-            out = sum(one.joint.graph.tensors[t].bytes for t in passing if t is not None)
-            tiles = f"in {plan.decisions.tiles} tiles, " if plan.decisions.tiles else ""
-            held = held_bytes(one.joint, plan.program)
-            taken, plain = format_bytes(plan.predicted.peak_bytes), format_bytes(plan.plain.peak_bytes)
-            lines.append(
-                f"graph {k + 1:<4} {taken} of {plain} plain, {tiles}{plan.overhead:+.1%} on "
-                f"{format_seconds(plan.plain.seconds)}; holds {format_bytes(held)} for its "
-                f"backward, hands on {format_bytes(out)}"
-            )
+            if one.plan is not None and one.joint is not None:
+                lines.append(f"graph {k + 1:<4} {in_words(one.joint, one.plan)}")
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,12 +42,20 @@ class Together:
     """These graphs as they are called: one order for each rehearsal, the last one first."""
     left_bytes: int = 0
     """What the budget leaves as the step is predicted; less than 0 where it fits only as it was measured."""
+    outside_bytes: int = 0
+    """What is on the device in any call besides what graphs are given, make and hold: leaves, gradients."""
+    limit_bytes: int = 0
+    """What a call may be predicted to take."""
     attempt: Attempt | None = None
     """The call of the user's that runs, where it may be taken back."""
     ran: list[Subgraph] = field(default_factory=list)
     """The graphs that ran in the last call of the user's."""
     _call: int = 0
     """Which call that is."""
+    _matching: list[list[Subgraph]] = field(default_factory=list)
+    """The orders that begin with these."""
+    _held: int = 0
+    """What they hold and have made."""
 
     def known(self) -> tuple[dict[Subgraph, tuple[Graph, Plan]], list[list[Subgraph]]]:
         """The graphs that were planned, and their orders."""
@@ -62,12 +70,54 @@ class Together:
         finally:
             self.trains = False
 
+    def rehearsed(self, limit: int, peak: int, outside: int) -> None:
+        """A step was rehearsed: what it may take, its peak, and what is on the device outside of graphs."""
+        self.limit_bytes, self.left_bytes = limit, limit - peak
+        self.outside_bytes = max(self.outside_bytes, outside)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether graphs are missing from the last call, as far as its order was rehearsed."""
+        whole = any(len(order) == len(self.ran) for order in self._matching)
+        return bool(self.orders) and (self._call != calls_begun() or not whole)
+
     def runs(self, graph: Subgraph) -> None:
         """A graph is about to run."""
         call = calls_begun()
         if call != self._call:
-            self._call, self.ran = call, []
+            self._call, self.ran, self._held, self._matching = call, [], 0, self.orders
         self.ran.append(graph)
+
+    def fits(self, graph: Subgraph) -> None:
+        """A graph is about to run that is ready: see that it fits, in an order that was not rehearsed.
+
+        In another order, what is on the device around it is not known. All leaves and their gradients, and
+        all that graphs have made, count then.
+        """
+        taken = graph.taken()
+        needed = taken.peak - self.allowed(taken.given)
+        self._held += taken.made + taken.held
+        place, either = len(self.ran) - 1, (graph, self.planned_as(graph))
+        self._matching = [one for one in self._matching if place < len(one) and one[place] in either]
+        if self.orders and not self._matching and needed > 0:
+            self.does_not_fit()
+
+    def planned_as(self, graph: Subgraph) -> Subgraph:
+        """The graph that was planned for, and takes no less than this one; else this one."""
+        other = graph.stands_for
+        if other is None:
+            return graph
+        ours, theirs = graph.taken(), other.taken()
+        less = ours.peak <= theirs.peak and ours.held <= theirs.held and ours.made <= theirs.made
+        return other if less else graph
+
+    def knows(self, graphs: Sequence[Subgraph]) -> bool:
+        """Whether these graphs were planned in this order, from the first one on."""
+        return any(order[: len(graphs)] == list(graphs) for order in self.orders)
+
+    def allowed(self, given: int) -> int:
+        """The peak that a graph may have which runs now, and is given so much."""
+        return self.limit_bytes - self.outside_bytes - self._held + given
 
     def in_its_place(self) -> Subgraph | None:
         """The graph that is planned for where another one is about to run; None where there is none.
@@ -83,10 +133,11 @@ class Together:
         """A graph that was met later leaves too little to the others: end the call, or go on and tell."""
         if self.live or self.record is not None:
             return
-        if self.attempt is not None and self.attempt.possible:
+        if self.attempt is not None and self.attempt.can_be_taken_back():
+            self.attempt.ended = True
             raise DoesNotFit
         warnings.warn(
-            "the step has come to a graph that it was not planned with (another branch, or other shapes), "
-            "and may take more than its budget. Give `fit` a call that goes there as one of its `examples`",
+            "the step runs graphs that it was not planned with (another branch, or other shapes), and may "
+            "take more than its budget. Give `fit` a call that goes there as one of its `examples`",
             stacklevel=2,
         )

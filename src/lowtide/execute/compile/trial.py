@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from lowtide.distributed_internals import is_distributed, local_of, with_local
@@ -20,7 +21,16 @@ from lowtide.torch_internals import autocast_disabled, storage_id
 from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["Rehearsal", "Rehearsed", "TrialOutcome", "no_trace", "random_states", "stepped", "untouched"]
+__all__ = [
+    "Rehearsal",
+    "Rehearsed",
+    "TrialOutcome",
+    "no_trace",
+    "random_states",
+    "registered_buffers",
+    "stepped",
+    "untouched",
+]
 
 
 class Rehearsed(Exception):  # noqa: N818  it is no error
@@ -121,6 +131,19 @@ def untouched(changing: Sequence[torch.Tensor], devices: Iterable[torch.device])
             for tensor, value in before:
                 if not same_bits(tensor, value):  # BatchNorm in eager changes buffers and does not say so
                     tensor.copy_(value)
+
+
+def registered_buffers(parts: Iterable[nn.Module]) -> Callable[[], None]:
+    """Remember which tensors are buffers of these modules alone; gives what puts them there again."""
+    known = [(part, buffers) for part in parts if (buffers := dict(part.named_buffers(recurse=False)))]
+
+    def put_back() -> None:
+        for part, buffers in known:
+            for name, buffer in buffers.items():
+                if getattr(part, name, None) is not buffer:
+                    setattr(part, name, buffer)
+
+    return put_back
 
 
 def random_states(devices: Iterable[torch.device]) -> Callable[[], None]:

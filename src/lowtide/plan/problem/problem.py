@@ -197,7 +197,7 @@ class _Builder:
         self.pinned: set[int] = set()
         """Storages with a view that only a real operator makes: they are not made again."""
         self.kept = {self.storage[t] for t in kept_throughout(graph)} - self.leaves
-        made = {self.storage[t] for op in graph.ops for t in op.outputs}
+        made = {t for op in graph.ops for t in op.outputs if self.storage[t] == t}
         self.staying = self.kept - made
         """Storages that are given and stay: a gradient that comes in and is one of a leaf as it is."""
         self.leaves |= self.staying
