@@ -11,13 +11,15 @@ from torch import nn
 
 import lowtide
 from lowtide.commands.main import cli
-from lowtide.documents import write_document
+from lowtide.documents import read_document, write_document
 from lowtide.errors import InfeasibleError, LowtideError
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.planning import plan_step
 from lowtide.execute.planning.splitting import Splitting, working_sets
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.validate import valid_plan
 from lowtide.trace.groups.slices import slice_convolutions
 from lowtide.trace.step.split_convolutions import ALL
 
@@ -152,6 +154,25 @@ def test_all_are_split_where_another_operator_is_in_the_way(needs, monkeypatch):
     assert seen == [["*"]]
 
 
+def test_all_are_split_at_once_where_parameters_and_gradients_alone_do_not_fit(needs, monkeypatch):
+    """Nothing fits then: they are split for the smallest budget that the refusal names."""
+    seen = captures(monkeypatch)
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(64, 64, 3, padding=1))
+    parameters = sum(p.nbytes for p in model.parameters())
+    needs[0].update(dict.fromkeys((LAST, ONE), MIB))
+    with pytest.raises(InfeasibleError):
+        lowtide.fit(
+            loss_of,
+            model,
+            torch.randn(2, 3, 6, 6),
+            budget=int(1.9 * parameters),
+            only="recompute",
+            time_limit=0.5,
+        )
+    assert seen == [["*"]]
+
+
 def test_a_program_with_some_split_runs_from_a_file(needs, tmp_path):
     needs[0][ONE] = 8 * MIB
     plan = fit(4 * MIB).plan
@@ -164,6 +185,45 @@ def test_a_program_with_some_split_runs_from_a_file(needs, tmp_path):
     result = CliRunner().invoke(cli, [*asked, "--save-program", f"{tmp_path}/again.json"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "again.json").read_text() == (tmp_path / "program.json").read_text()
+
+
+def test_a_step_with_graph_breaks_keeps_its_convolutions_whole(needs, monkeypatch):
+    needs[0].update({LAST: 8 * MIB, ONE: 8 * MIB})
+    needs[1].update({"convolution": 5e-3, "convolution_1": 5e-3})
+    seen = captures(monkeypatch)
+
+    def parted(model, x):
+        x = model[:3](x)
+        torch._dynamo.graph_break()
+        return model[3:](x).square().mean()
+
+    model, x = network()
+    step = lowtide.fit(parted, model, x, budget=11 * MIB, only="recompute", time_limit=0.5, verify=False)
+    assert seen == []
+    for one, other in zip(left(step, model, x), left(parted, model, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_shape_that_comes_later_is_split_too(needs, monkeypatch):
+    model, x = network()
+    step = lowtide.fit(loss_of, model, x, budget=4 * MIB, only="recompute", time_limit=0.5, verify=False)
+    needs[0][ONE] = 8 * MIB
+    seen = captures(monkeypatch)
+    for batch in (3, 4):  # the latter is traced with symbols
+        x = torch.randn(batch, 3, 48, 48)
+        for one, other in zip(left(step, model, x), left(loss_of, model, x), strict=True):
+            torch.testing.assert_close(one, other)
+    assert seen == [[ONE], [ONE]]
+
+
+def test_such_a_plan_comes_back_from_a_file(needs, tmp_path):
+    needs[0][ONE] = 8 * MIB
+    plan = fit(4 * MIB).plan
+    write_document(tmp_path / "plan.json", plan)
+    again = read_document(tmp_path / "plan.json", Plan)
+    assert again == plan
+    assert again.program.split == (ONE,)
+    valid_plan(again)
 
 
 def test_a_convolution_that_needs_it_runs_in_slices(needs, monkeypatch):

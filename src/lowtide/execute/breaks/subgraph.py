@@ -61,6 +61,8 @@ _SHORTEST = 0.2
 class Subgraph(Planned):
     """One graph of a step."""
 
+    may_split = False
+
     def __init__(
         self,
         module: fx.GraphModule,
@@ -143,10 +145,7 @@ class Subgraph(Planned):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
         refuse_distributed_parts(arguments)
-        ready = with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
-        if self._trains:
-            self._splitting.let_go_of_kept()  # it holds the arguments
-        return ready
+        return with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
 
     def cross(
         self,

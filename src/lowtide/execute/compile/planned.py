@@ -59,6 +59,9 @@ class Planned(FirstCall):
     It is planned again where the optimiser's state has changed, as after the first step of all.
     """
 
+    may_split = True
+    """Whether some of its convolutions may run in less memory."""
+
     def __init__(
         self,
         module: fx.GraphModule,
@@ -81,7 +84,7 @@ class Planned(FirstCall):
         """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
-        self._splitting = Splitting()
+        self._splitting = Splitting(allowed=self.may_split)
         """Which convolutions to split, while it is made ready."""
 
     def __call__(self, *arguments: Any) -> Any:
@@ -98,7 +101,8 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner, self._splitting, self._split = None, Splitting(), frozenset()
+        self._planner, self._splitting = None, Splitting(allowed=self.may_split)
+        self._split = frozenset()
 
     def run_eagerly(self) -> None:
         """The same, and plan for them."""
@@ -131,10 +135,12 @@ class Planned(FirstCall):
         ready: Callable[..., Any] | None = None
         try:
             ready = self._as_planned(arguments, witness)
+            if ready is None:  # it is captured and planned again
+                self._splitting.undecided()
         except InfeasibleError:
             raise NotFaster from None
         except KeyboardInterrupt:
-            self._splitting.interrupted()
+            self._splitting.undecided()
             warn_interrupted()
             raise NotFaster from None
         finally:

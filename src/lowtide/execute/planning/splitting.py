@@ -19,6 +19,7 @@ from lowtide.execute.planning.plan_step import StepPlanner
 from lowtide.graph import LOOP, RESIDENT_ROLES, Graph
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
+from lowtide.plan.make.plan_loop import least_bytes
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.simulate import simulate
@@ -74,7 +75,9 @@ def working_sets(graph: Graph, workspace: Sequence[int], *, leaves_stay: bool = 
 class Splitting:
     """What is found out about the convolutions of one step while it is made ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allowed: bool) -> None:
+        """Convolutions stay whole where it is not ``allowed`` to split them."""
+        self._allowed = allowed
         self._refused: list[tuple[InfeasibleError, Graph]] = []
         """Why the step does not fit with whole convolutions, then with some of them split."""
         self._kept: Kept | None = None
@@ -93,11 +96,13 @@ class Splitting:
 
     def look(self, joint: Joint, kept: Kept, split: Split) -> None:
         """Raise where it is known how planning ends: an InfeasibleError, or NotFaster."""
+        if not self._allowed:
+            return
         if not split:
             self._kept = kept
             before = kept.load_split() if self._believed else None
             self._settled = before is not None
-            if before is not None and before.graph != kept.graph:
+            if before is not None and before.program.split:
                 raise SplitBeforeError(before.budget_bytes, before.program.split)
         elif self._rival is not None and self._rival[1] == joint.graph:
             raise NotFaster
@@ -107,7 +112,9 @@ class Splitting:
 
     def next(self, error: InfeasibleError, planner: StepPlanner | None, split: Split) -> Split:
         """Which convolutions to split where nothing fits; the refusal is raised where nothing is left."""
-        if planner is None or (not split and not can_split(call.target for call in planner.joint.calls)):
+        if not self._allowed or planner is None:
+            raise error
+        if not split and not can_split(call.target for call in planner.joint.calls):
             raise error
         first = self._refused[0][0] if self._refused else error
         if isinstance(first, SplitBeforeError) and split:
@@ -117,12 +124,14 @@ class Splitting:
             raise smaller_refusal(first, error) from None
         self._refused.append((error.with_traceback(None), planner.joint.graph))
         if isinstance(error, SplitBeforeError):
-            return frozenset(error.split) or ALL
+            return frozenset(error.split)
         return self._needed(error, planner, split) if len(self._refused) <= _ROUNDS else ALL
 
     def faster(self, plan: Plan, planner: StepPlanner | None, split: Split) -> Split | None:
         """Which convolutions to split for a plan that may be faster than this one, if any."""
-        if self._settled or self._rival is not None or split == ALL or plan.interrupted or not plan.seconds:
+        if not self._allowed or self._settled or self._rival is not None or split == ALL:
+            return None
+        if plan.interrupted or not plan.seconds:
             return None
         if plan.overhead <= _SLOW or planner is None or planner.familiar or plan.program.bodies:
             return None
@@ -137,25 +146,25 @@ class Splitting:
 
     def compare(self, plan: Plan) -> None:
         """Raise NotFaster where a plan with more split convolutions is not faster than its rival."""
-        if self._rival is not None and plan.predicted.seconds >= self._rival[0]:
+        if self._rival is None:
+            return
+        if plan.interrupted:
+            self.undecided()
+        if plan.predicted.seconds >= self._rival[0]:
             raise NotFaster
 
     def decided(self) -> None:
         """A plan has been held against its rival."""
         self._rival = None
 
-    def interrupted(self) -> None:
-        """It was not: it is tried again the next time."""
+    def undecided(self) -> None:
+        """It was not, or not to the end: it is tried again the next time."""
         self._settled = False
 
     def keep(self, plan: Plan, split: Split) -> None:
         """Keep the plan for the step with whole convolutions, where others were tried."""
         if self._kept is not None and (split or self._settled):
             self._kept.store_split(plan)
-
-    def let_go_of_kept(self) -> None:
-        """Hold no arguments of a call."""
-        self._kept = None
 
     def _needed(self, error: InfeasibleError, planner: StepPlanner, split: Split) -> Split:
         """Some more convolutions, without which there is no plan; all where those alone cannot help."""
@@ -165,7 +174,7 @@ class Splitting:
         limit = error.budget - planner.outside_bytes
         sets = working_sets(graph, costs.workspace_bytes, leaves_stay=not planner.moves_leaves)
         large = [k for k, size in enumerate(sets) if size > limit]
-        if not all(_needs_less(joint, k, split) for k in large):
+        if least_bytes(graph) > limit or not all(_needs_less(joint, k, split) for k in large):
             return ALL
         if isinstance(error.plan, Plan) and error.plan.graph == graph:
             large += [k for k in _over(error.plan, limit) if _needs_less(joint, k, split)]

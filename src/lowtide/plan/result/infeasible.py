@@ -75,8 +75,8 @@ def explained(
 class SplitBeforeError(InfeasibleError):
     """The step is not to run with whole convolutions, as a kept plan says; users never see it."""
 
-    def __init__(self, budget: int, split: Sequence[str] = ()) -> None:
-        """``budget`` is that of the kept plan, ``split`` are the convolutions of it that are."""
+    def __init__(self, budget: int, split: Sequence[str]) -> None:
+        """``budget`` is that of the kept plan, ``split`` its split convolutions."""
         self.split = tuple(split)
         said = "no plan was found with whole convolutions"
         super().__init__(said, budget=budget, smallest_budget=sys.maxsize, floor=0)

@@ -52,20 +52,20 @@ def same_in_two_calls(target: Any, args: Sequence[Any]) -> bool:
     return target is _BACKWARD and bool(args[-1][0]) and same_when_split([value_of(one) for one in args])
 
 
-def split_convolutions(module: fx.GraphModule, split: Split | None = None) -> int:
+def split_convolutions(module: fx.GraphModule, split: Split = ALL) -> int:
     """How many convolutions' backwards were changed: those where both calls give the bits of one.
 
-    Where it is said which to ``split``, the calls are named after the one that they stand for.
+    ``split`` says which may be. The calls are named after the one that they stand for.
     """
     found = [
         node
         for node in module.graph.find_nodes(op="call_function", target=_BACKWARD)
-        if (split is None or chosen_in(split, node.name))
+        if chosen_in(split, node.name)
         and _results(node)
         and same_when_split([value_of(one) for one in node.args])
     ]
     for node in found:
-        _split(module.graph, node, named=split is not None)
+        _split(module.graph, node)
     return len(found)
 
 
@@ -80,16 +80,14 @@ def value_of(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
-def _split(graph: fx.Graph, node: fx.Node, *, named: bool) -> None:
+def _split(graph: fx.Graph, node: fx.Node) -> None:
     calls = two_calls(node.args, lambda one: one.meta["val"].shape)
     assert calls is not None
     parameters: fx.Node | None = None
     with graph.inserting_before(node):
         if calls.parameters is not None:
-            name = f"{node.name}_parameters" if named else None
-            parameters = in_place_of(node, graph, _BACKWARD, calls.parameters, name)
-        name = f"{node.name}{_IMAGE}" if named else None
-        image = in_place_of(node, graph, aten.convolution.default, calls.image, name)
+            parameters = in_place_of(node, graph, _BACKWARD, calls.parameters, f"{node.name}_parameters")
+        image = in_place_of(node, graph, aten.convolution.default, calls.image, f"{node.name}{_IMAGE}")
     for user in list(node.users):
         if user.args[1] == 0:
             user.replace_all_uses_with(image)
