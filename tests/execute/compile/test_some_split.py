@@ -18,6 +18,7 @@ from lowtide.execute.planning import plan_step
 from lowtide.execute.planning.splitting import Splitting, working_sets
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.instructions import Program
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.validate import valid_plan
 from lowtide.trace.groups.slices import slice_convolutions
@@ -73,6 +74,16 @@ def left(step, model, x):
 
 def two_calls(graph):
     return [op.id for op in graph.ops if op.kind == "aten.convolution" and op.phase == "backward"]
+
+
+def run(folder, *options):
+    """``lowtide run`` of the step."""
+    (folder / "own.py").write_text(
+        "from tests.execute.compile.test_some_split import loss_of, network\n\n"
+        "def step():\n    model, x = network()\n    return loss_of, model, x\n"
+    )
+    result = CliRunner().invoke(cli, ["run", f"{folder}/own.py:step", "--repeats", "1", *options])
+    assert result.exit_code == 0, result.output
 
 
 def captures(monkeypatch):
@@ -177,14 +188,14 @@ def test_a_program_with_some_split_runs_from_a_file(needs, tmp_path):
     needs[0][ONE] = 8 * MIB
     plan = fit(4 * MIB).plan
     write_document(tmp_path / "program.json", plan.program)
-    (tmp_path / "own.py").write_text(
-        "from tests.execute.compile.test_some_split import loss_of, network\n\n"
-        "def step():\n    model, x = network()\n    return loss_of, model, x\n"
-    )
-    asked = ["run", f"{tmp_path}/own.py:step", "--program", f"{tmp_path}/program.json", "--repeats", "1"]
-    result = CliRunner().invoke(cli, [*asked, "--save-program", f"{tmp_path}/again.json"])
-    assert result.exit_code == 0, result.output
+    run(tmp_path, "--program", f"{tmp_path}/program.json", "--save-program", f"{tmp_path}/again.json")
     assert (tmp_path / "again.json").read_text() == (tmp_path / "program.json").read_text()
+
+
+def test_a_step_with_some_split_is_planned_and_run_by_the_command(needs, tmp_path):
+    needs[0][ONE] = 8 * MIB
+    run(tmp_path, "--budget", "4MiB", "--only", "recompute", "--save-program", f"{tmp_path}/program.json")
+    assert read_document(tmp_path / "program.json", Program).split == (ONE,)
 
 
 def test_a_step_with_graph_breaks_keeps_its_convolutions_whole(needs, monkeypatch):
