@@ -164,6 +164,7 @@ def run(name: str, model: Any, batch: Any, loss_of: Any, budgets: list[str], cho
             yield row(f"lowtide {kernels}", budget, found, told)
             del step
             torch._dynamo.reset()
+            gc.collect()
 
 
 if __name__ == "__main__":

@@ -176,6 +176,20 @@ def test_the_time_limit_is_for_measuring_and_the_search_together(cache, monkeypa
     assert 0.2 <= limits["search"] < 0.4
 
 
+def test_no_device_is_measured_where_all_costs_are_known(cache, monkeypatch):
+    plan = lowtide.fit(loss, network(), batch(), budget="60%", only="recompute", time_limit=0.4).plan
+
+    def never(_):
+        raise AssertionError("the device was measured")
+
+    monkeypatch.setattr(step_costs, "load_device", lambda *_: None)
+    monkeypatch.setattr(step_costs, "measure_device", never)
+    found = step_costs.costs_of(plan.graph, (), "cpu", None, "known")
+    assert len(found.seconds) == len(plan.graph.ops)
+    with pytest.raises(AssertionError, match="was measured"):
+        step_costs.costs_of(plan.graph, (), "cpu", None, "estimated")
+
+
 def test_a_plan_from_disturbed_times_says_so_and_is_not_kept(cache, monkeypatch):
     model, x = network(), batch()
     with monkeypatch.context() as patch:

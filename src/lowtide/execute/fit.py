@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -375,6 +376,8 @@ def fitted(
 def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool) -> None:
     refuse_sharded(modules_in(step.function, *example, *keywords.values()))
     refuse_unfinished(tree_leaves((example, keywords)))
+    if torch.cuda.is_available():
+        gc.collect()  # what a step before this one has left on the device would count
     step.rehearse(example, keywords, verify=verify)
     if not step.planned:
         raise CaptureError(

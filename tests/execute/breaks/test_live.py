@@ -85,7 +85,7 @@ def towards(branch):
 def smallest(model, x):
     """The smallest budget for calls that go where ``x`` goes."""
     with pytest.raises(InfeasibleError) as refused:
-        lowtide.fit(loss_of, model, x, budget=1, time_limit=0.3, only="recompute")
+        lowtide.fit(loss_of, model, x, budget=1, time_limit=0.3, only="recompute", cost="estimated")
     return refused.value.smallest_budget
 
 
@@ -94,7 +94,7 @@ def test_later_branches_are_planned_with_those_before():
     model = Branches()
     twin = copy.deepcopy(model)
     budget = int(1.15 * smallest(model, towards(2)))
-    step = compiled(budget, only="recompute")
+    step = compiled(budget, only="recompute", cost="estimated")
     taken = []
     for seed, branch in enumerate((0, 0, 0, 2, 2, 0, 1, 1, 2)):
         x = towards(branch)
@@ -115,7 +115,7 @@ def activations():
 def test_graphs_that_wait_for_others_hold_no_tensors():
     torch.manual_seed(3)
     model = Branches()
-    step = compiled(int(1.15 * smallest(model, towards(2))), only="recompute")
+    step = compiled(int(1.15 * smallest(model, towards(2))), only="recompute", cost="estimated")
     before = activations()
     for branch in (0, 0, 0, 2, 2, 1, 1):
         step(model, towards(branch)).backward()
@@ -128,7 +128,7 @@ def test_what_is_around_later_graphs_is_no_less_than_what_is_noted():
     model, kept = Branches(), []
     for noted in (0, 2):
         torch.compiler.reset()
-        options = {"budget": 2**40, "time_limit": 0.3}
+        options = {"budget": 2**40, "time_limit": 0.3, "cost": "estimated"}
         step = torch.compile(loss_of, backend="lowtide", options=options)
         for branch in (noted, noted, noted, 2, 2):
             step(model, towards(branch)).backward()
@@ -147,7 +147,7 @@ def test_what_is_around_later_graphs_is_no_less_than_what_is_noted():
 def test_a_branch_that_fits_no_plan_is_told_of():
     torch.manual_seed(3)
     model = Branches()
-    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute")
+    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute", cost="estimated")
     for branch in (0, 0, 0, 2):
         step(model, towards(branch)).backward()
     with pytest.warns(UserWarning, match="So may others like it: no plan fits"):

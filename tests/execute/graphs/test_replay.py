@@ -141,6 +141,16 @@ def test_the_bits_are_those_without_graphs(loop, tapes):
         assert max(replays) > 2
 
 
+def test_arguments_on_the_host_are_named(tapes, monkeypatch):
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    step = lowtide.fit(lambda model, x: model(x).square().sum(), model, x, verify=False, graphs="auto")
+    monkeypatch.setattr(_Tapes, "device_type", "cuda")  # all of them are, then
+    step(model, x).backward()
+    assert not any(one.made for one in tapes)
+    assert "graphs     none: an argument of the step is on the host" in step.explain()
+
+
 def test_a_batch_that_is_updated_is_not_copied(tapes):
     def loss_of(model, x, mean, variance):
         return nn.functional.batch_norm(model(x), mean, variance, training=True).square().sum()

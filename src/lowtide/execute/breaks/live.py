@@ -9,6 +9,7 @@ it, they are planned together with the calls before.
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,6 +187,7 @@ class LiveStep(Subgraphs):
             one.let_go()
             if one.plans is None and one.stands_for is not None:
                 one.forget()  # it runs by the plan of another, which may have a new one
+        gc.collect()  # the user trains: nothing that planning has left may take memory
 
 
 def _trained(graphs: Iterable[Subgraph]) -> bool:

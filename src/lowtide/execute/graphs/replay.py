@@ -201,6 +201,8 @@ class Replay:
         watched = self._interpreter.watching or calls_are_watched() or saved_tensors_are_hooked()
         tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
         elsewhere = any(one.device.type != self._made.device_type for one in tensors)
+        if elsewhere:  # a number among them, say
+            self.reason = "an argument of the step is on the host"
         if watched or elsewhere or not self._made.possible():
             return False
         self._calls += 1
