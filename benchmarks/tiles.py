@@ -29,6 +29,7 @@ from large_image import Clock
 from lowtide import __version__, zoo
 from lowtide.errors import CaptureError, InfeasibleError, LowtideError
 from lowtide.execute.compile import planned
+from lowtide.execute.compile.trial import Rehearsal
 from lowtide.execute.memory import host
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning import step_costs
@@ -93,7 +94,7 @@ def case(joint: Joint, name: str, share: float, means: str, limit: float) -> dic
     """One step at one budget, planned as ``fit`` does it, from the captured step on."""
     asked: dict[str, Any] = {"only": means, "cost": "estimated", "time_limit": limit, "cache": False}
     request = PlanRequest.of(f"{share:.2%}", **asked)
-    first = planned.Rehearsal(now=True)
+    first = Rehearsal(now=True)
     planner = planned.Planned(None, (), None, learned(), request, None, first)  # type: ignore[arg-type]
     watch = Watch()
     row: dict[str, Any] = {"step": name, "operators": len(joint.graph.ops), "means": means, "share": share}

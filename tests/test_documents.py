@@ -16,6 +16,16 @@ def test_a_program_comes_back(tmp_path):
     assert msgspec.json.decode(path.read_bytes())["version"] == 2
 
 
+def test_a_program_says_which_convolutions_are_split():
+    split = msgspec.structs.replace(PROGRAM, split=("convolution_backward_1",))
+    data = encode_document(split)
+    assert decode_document(data, Program) == split
+    fields = msgspec.json.decode(data)
+    del fields["split"]  # as files of older versions are
+    for version in (1, 2):
+        assert decode_document(msgspec.json.encode(fields | {"version": version}), Program) == PROGRAM
+
+
 def test_a_recording_comes_back():
     recording = Recording(("conv",), Timeline((5,), resident_bytes=2))
     assert decode_document(encode_document(recording), Recording) == recording

@@ -14,8 +14,9 @@ from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.aot import State, Watch
 from lowtide.execute.compile.family import Family, Shapes
 from lowtide.execute.compile.first_call import Unplanned
-from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.planned import Planned
 from lowtide.execute.compile.shape_cache import REMEMBERED, Remembering, alive
+from lowtide.execute.compile.trial import Rehearsal
 from lowtide.execute.memory.optimizer_state import check_optimizer
 from lowtide.execute.planning.other_shapes import Bucket, parse_bucket
 from lowtide.execute.runtime.in_place import able_in_place

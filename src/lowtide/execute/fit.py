@@ -15,8 +15,8 @@ from lowtide.errors import CaptureError, GraphBreakError, LowtideError, RunError
 from lowtide.execute.backend import compile_planned
 from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.family import Shapes
-from lowtide.execute.compile.planned import Rehearsal, Rehearsed
 from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded, refuse_unfinished
+from lowtide.execute.compile.trial import Rehearsal, Rehearsed
 from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
 from lowtide.execute.compile.warm_up import run_once
 from lowtide.execute.memory.optimizer_state import check_optimizer

@@ -25,7 +25,9 @@ WHOLE_AND_TILES = 0.95
 """For both together: what has begun may take a little longer."""
 
 SPLIT = 0.5
-"""All of that once more with split convolutions, where nothing fits: most of what is measured is known."""
+"""All of that once more with all convolutions split, where nothing fits: most measurements are known."""
+SPLIT_SOME = 0.25
+"""The same with some of them split, because nothing fits or because that may be faster: all may follow."""
 
 # The search for tiles: ways to cut are tried quickly, the best is planned again.
 TILE_PROBE = 0.1

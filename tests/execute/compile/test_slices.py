@@ -16,6 +16,7 @@ from lowtide.execute.kernels import compile_groups
 from lowtide.graph import GROUP, Phase
 from lowtide.plan.check.checker import check
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.split_convolutions import ALL
 
 from ..small import loss_of
 
@@ -25,7 +26,7 @@ def lean(monkeypatch):
     """All convolutions that can be split or sliced are, from the first plan on."""
 
     def make(self, arguments, witness):
-        self._split = True
+        self._split = ALL
         return self._as_planned(arguments, witness)
 
     torch._dynamo.reset()

@@ -11,8 +11,7 @@ import lowtide
 from lowtide.errors import InfeasibleError
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.compare.tiles import plain_tiles
-from lowtide.execute.compile import planned
-from lowtide.execute.planning import plan_step
+from lowtide.execute.planning import plan_step, splitting
 from lowtide.graph import Rect
 from lowtide.plan.program.simple import store_all
 from lowtide.trace.step.capture import capture
@@ -50,7 +49,7 @@ def two_calls(graph):
 def test_a_step_fits_that_does_not_with_whole_convolutions(monkeypatch):
     model, x = network()
     with monkeypatch.context() as patched:
-        patched.setattr(planned, "can_split", lambda targets: False)
+        patched.setattr(splitting, "can_split", lambda targets: False)
         whole = refused(model, x)
     split = refused(model, x)
     assert split.smallest_budget < whole.smallest_budget
@@ -97,7 +96,7 @@ def test_a_refusal_is_the_first_one_where_none_can_be_split(monkeypatch):
 def test_a_kept_plan_that_does_not_hold_any_more_is_not_what_a_refusal_is_about(monkeypatch):
     model, x = network()
     with monkeypatch.context() as patched:
-        patched.setattr(planned, "can_split", lambda targets: False)
+        patched.setattr(splitting, "can_split", lambda targets: False)
         budget = refused(model, x).smallest_budget - 1
     lowtide.fit(loss_of, model, x, budget=budget, only="recompute")
     monkeypatch.setattr("lowtide.trace.step.split_convolutions.same_when_split", lambda arguments: False)

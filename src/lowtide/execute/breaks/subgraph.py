@@ -28,9 +28,9 @@ from lowtide.execute.breaks.late import with_late_gradients
 from lowtide.execute.breaks.together import Together
 from lowtide.execute.compile.aot import Programs, Watch
 from lowtide.execute.compile.family import Family
-from lowtide.execute.compile.planned import Planned, Rehearsal
+from lowtide.execute.compile.planned import Planned
 from lowtide.execute.compile.sharded import refuse_distributed_parts
-from lowtide.execute.compile.trial import no_trace
+from lowtide.execute.compile.trial import Rehearsal, no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.plan_step import StepPlanner
@@ -60,6 +60,8 @@ _SHORTEST = 0.2
 
 class Subgraph(Planned):
     """One graph of a step."""
+
+    may_split = False
 
     def __init__(
         self,
@@ -143,10 +145,7 @@ class Subgraph(Planned):
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph, captured until what it gives is what the capture says."""
         refuse_distributed_parts(arguments)
-        ready = with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
-        if self._trains:
-            self._whole_kept = None  # it holds the arguments
-        return ready
+        return with_late_gradients(super().made(arguments), self._as_it_is, self.boundary.silent)
 
     def cross(
         self,

@@ -43,7 +43,7 @@ from lowtide.trace.shapes import numbers
 from lowtide.trace.step.boundary import Boundary, return_uses, traced_with, uses_apart
 from lowtide.trace.step.joint import Joint, Leaf, read_joint
 from lowtide.trace.step.marks import gradient_marks
-from lowtide.trace.step.split_convolutions import split_convolutions
+from lowtide.trace.step.split_convolutions import Split, split_convolutions
 
 __all__ = ["Aot", "KeepsGraphError", "Programs", "State", "Watch"]
 
@@ -73,8 +73,8 @@ class Aot:
         self.module, self.inputs = module, inputs
         self.fused = False
         """Whether operators run in groups, as compiled kernels."""
-        self.split = False
-        """Whether the backward of convolutions runs in two calls each."""
+        self.split: Split = frozenset()
+        """Which convolutions run in less memory: their backward in two calls, or in slices."""
         self.joint: Joint | None = joint
         """What was traced, once it was compiled for the first time."""
         self.before = self._traced = before
@@ -146,20 +146,20 @@ class Aot:
     ) -> Joint:
         read = partial(read_joint, num_outputs=num_outputs, leaves=self._leaves, marks=marks, apart=apart)
         if self.split:
-            split_convolutions(module)
+            split_convolutions(module, self.split)
         if not self.fused and not self.split:
             return read(as_eager(module))
-        operators = replace(read(as_eager(_copy(module))), split=self.split)  # what tiles are cut from
+        operators = replace(read(as_eager(_copy(module))), split=bool(self.split))  # what tiles are cut from
         if self.fused:
             decompose(module)
         module = as_eager(module)
         module = in_groups(module, num_outputs) if self.fused else module
-        if self.split and not slice_convolutions(module, num_outputs) and not self.fused:
+        if self.split and not slice_convolutions(module, num_outputs, self.split) and not self.fused:
             return operators
         joint = read(module)
         if self.fused:
             operators = replace(operators, kernels=compile_groups(joint))
-        return replace(joint, split=self.split, ungrouped=operators)
+        return replace(joint, split=bool(self.split), ungrouped=operators)
 
     def _apart(self, joint: fx.GraphModule, num_outputs: int) -> list[int]:
         """Have backward return gradients of uses, as the boundary says; which inputs they are for."""

@@ -37,6 +37,7 @@ from lowtide.trace.shapes.template import Template, with_bytes, with_symbols_in_
 from lowtide.trace.step.boundary import Boundary
 from lowtide.trace.step.joint import Joint, Leaf, read_symbolic
 from lowtide.trace.step.marks import gradient_marks
+from lowtide.trace.step.split_convolutions import Split
 
 __all__ = ["Family", "Shapes"]
 
@@ -170,12 +171,12 @@ class Family:
         boundary: Boundary | None = None,
         *,
         fused: bool = False,
-        split: bool = False,
+        split: Split = frozenset(),
     ) -> Aot:
         """The function for the shapes of these arguments, traced with symbols where that is possible.
 
         One of several graphs, which has a ``boundary``, is traced by itself, and so is one whose operators
-        are ``fused``, or whose convolutions are ``split``.
+        are ``fused``, or some of whose convolutions are ``split``.
         """
         for symbolic in () if boundary is not None or fused or split else (*self._symbolic, None):
             symbolic = symbolic or self._trace(module, leaves, arguments, known)

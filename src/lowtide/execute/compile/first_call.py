@@ -31,10 +31,12 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import cut_as_it_runs, has_loop
+from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.boundary import Boundary
-from lowtide.trace.step.joint import Leaf
+from lowtide.trace.step.joint import Joint, Leaf
+from lowtide.trace.step.split_convolutions import ALL, Split
 
 __all__ = ["Differs", "FirstCall", "MeasuringRun", "Unplanned"]
 
@@ -58,8 +60,8 @@ class FirstCall(ABC):
         self._state: State = tuple
         self._fused = False
         """Whether operators run in groups, as compiled kernels."""
-        self._split = False
-        """Whether the backward of convolutions runs in two calls each."""
+        self._split: Split = frozenset()
+        """Which convolutions run in less memory: their backward in two calls, or in slices."""
         self._layout_seconds = 2.0
         """To measure which layout of convolutions is faster then."""
         self._laid_out: fx.GraphModule | None = None
@@ -115,8 +117,10 @@ class FirstCall(ABC):
         """The function for the shapes of these arguments, run by a Program."""
         if self._aot is None:
             module = self._as_laid_out(arguments)
-            how = {"fused": self._fused, "split": self._split}
-            self._aot = self.family.aot(module, self.leaves, arguments, self.layouts, self.boundary, **how)
+            known, fused, split = self.layouts, self._fused, self._split
+            self._aot = self.family.aot(
+                module, self.leaves, arguments, known, self.boundary, fused=fused, split=split
+            )
         self.interpreters.clear()
 
         def seen(interpreter: Interpreter) -> None:
@@ -199,17 +203,27 @@ class Unplanned(FirstCall):
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function, rehearsed."""
         made: list[Interpreter] = []
+        said: list[Split] = []
+
+        def program(joint: Joint) -> Program:
+            chosen = self._program(joint)
+            said.append(frozenset(chosen.split))
+            if said[-1] and said[-1] != self._split:
+                raise PlanError("the program is of the step with other convolutions split")
+            return chosen
+
         try:
-            ready = self.compiled(arguments, self._program, made.append)
+            ready = self.compiled(arguments, program, made.append)
         except PlanError:  # a program that is given may be of the step as it really runs: not known yet
             if not self._as_captured(arguments, witness):
                 return None
             if self._split:
                 raise
-            self._aot, self._split = None, True  # or of one whose convolutions are split
+            self._aot = None  # or of one some of whose convolutions are split, which older files do not say
+            self._split = said[-1] if said and said[-1] else ALL
             with contextlib.suppress(PlanError):
                 return self.make(arguments, witness)
-            self._split = False
+            self._split = frozenset()
             raise
         if made and not self.rehearsed(ready, made[-1], arguments, witness):
             return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,13 +16,14 @@ from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
-from lowtide.execute.compile.trial import no_trace
+from lowtide.execute.compile.trial import Rehearsal, Rehearsed, no_trace
 from lowtide.execute.compile.verify import Verification
 from lowtide.execute.graphs.room import reserve, with_pages
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
+from lowtide.execute.planning.splitting import NotFaster, Splitting, in_less_time, marked
 from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, pinned_leaves
@@ -34,37 +35,22 @@ from lowtide.execute.tiling.plan_tiles import (
     loop_of,
     without_tiles,
 )
-from lowtide.graph import Graph, Phase
+from lowtide.graph import Phase
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
-from lowtide.plan.result.infeasible import SplitBeforeError, smaller_refusal
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.joint import Joint, Leaf
-from lowtide.trace.step.split_convolutions import can_split
 from lowtide.units import format_seconds
 
-__all__ = ["Planned", "Rehearsal", "Rehearsed"]
+__all__ = ["Planned"]
 
 _PLANS = 3
 """Tiles are planned so many times at most, until what is around them is known to fit."""
-
-
-class Rehearsed(Exception):  # noqa: N818  it is no error
-    """Ends a call that was made to plan: nothing of the user's own code behind the step runs."""
-
-
-@dataclass(slots=True)
-class Rehearsal:
-    """Whether a function is called to plan it, and what is asked of its first step then."""
-
-    now: bool = False
-    verify: bool = False
-    """Whether that is compared with eager PyTorch."""
 
 
 class Planned(FirstCall):
@@ -72,6 +58,9 @@ class Planned(FirstCall):
 
     It is planned again where the optimiser's state has changed, as after the first step of all.
     """
+
+    may_split = True
+    """Whether some of its convolutions may run in less memory."""
 
     def __init__(
         self,
@@ -95,12 +84,8 @@ class Planned(FirstCall):
         """A new plan in tiles, or one that is faster than those, and where to put it."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
-        self._whole: tuple[InfeasibleError, Graph] | None = None
-        """Why the step does not fit with convolutions as they are, while it is made ready with split ones."""
-        self._whole_kept: Kept | None = None
-        """Where plans for it are kept, while it is made ready."""
-        self._split_before = True
-        """Whether to believe a kept plan that nothing fits with convolutions as they are."""
+        self._splitting = Splitting(allowed=self.may_split)
+        """Which convolutions to split, while it is made ready."""
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for these arguments; while somebody rehearses, nothing but a plan comes of it."""
@@ -116,8 +101,8 @@ class Planned(FirstCall):
     def let_go(self) -> None:
         """Hold nothing that only making it ready needs."""
         super().let_go()
-        self._planner, self._whole, self._whole_kept = None, None, None
-        self._split, self._split_before = False, True
+        self._planner, self._splitting = None, Splitting(allowed=self.may_split)
+        self._split = frozenset()
 
     def run_eagerly(self) -> None:
         """The same, and plan for them."""
@@ -126,27 +111,45 @@ class Planned(FirstCall):
 
     def make(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned; with split convolutions where nothing fits without."""
-        if self._whole is None:
+        while True:
+            asked, split = self._request, self._split
+            if split:
+                self._request = in_less_time(asked, split, self._splitting.budget)
             try:
                 return self._as_planned(arguments, witness)
             except InfeasibleError as error:
-                joint = None if self._planner is None else self._planner.joint
-                if joint is None or not can_split(call.target for call in joint.calls):
-                    raise
-                self._whole = error.with_traceback(None), joint.graph
-        refused, _ = self._whole
-        self._aot, self._split, asked = None, True, self._request
-        shorter = asked.within(time_shares.SPLIT * asked.limits.time_limit)
-        self._request = replace(shorter, budget=Budget(bytes=refused.budget))  # a share is one of the first
+                chosen = self._splitting.next(error, self._planner, split)
+            finally:
+                if split:
+                    self._request = asked
+            self._aot, self._split = None, chosen
+
+    def _faster(self, plan: Plan, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
+        """The function with more split convolutions; NotFaster where there are none, or it is not faster."""
+        more = self._splitting.faster(plan, self._planner, self._split)
+        if more is None:
+            raise NotFaster
+        asked, made = self._request, list(self.interpreters)
+        before = self._aot, self._split, self._planner, self._fits, self._to_keep
+        self._aot, self._split, self._request = None, more, in_less_time(asked, more, plan.budget_bytes)
+        ready: Callable[..., Any] | None = None
         try:
-            return self._as_planned(arguments, witness)
-        except InfeasibleError as error:
-            if not isinstance(refused, SplitBeforeError):
-                raise smaller_refusal(refused, error) from None
+            ready = self._as_planned(arguments, witness)
+            if ready is None:  # it is captured and planned again
+                self._splitting.undecided()
+        except InfeasibleError:
+            raise NotFaster from None
+        except KeyboardInterrupt:
+            self._splitting.undecided()
+            warn_interrupted()
+            raise NotFaster from None
         finally:
             self._request = asked
-        self._whole, self._aot, self._split, self._split_before = None, None, False, False
-        return self.make(arguments, witness)  # what was kept does not hold any more
+            self._splitting.decided()
+            if ready is None:
+                self._aot, self._split, self._planner, self._fits, self._to_keep = before
+                self.interpreters[:] = made
+        return ready
 
     def _as_planned(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
@@ -164,9 +167,13 @@ class Planned(FirstCall):
         joint = made[0].joint
         run = MeasuringRun(self, measuring, made[0], arguments, witness)
         pinned = pinned_leaves(joint, arguments, state)
-        self._refuse_as_before(joint, self._kept(joint, room, arguments, state, pinned))
+        self._splitting.look(joint, self._kept(joint, room, arguments, state, pinned), self._split)
         measured = None if self._request.tiles and not self._fits else run
-        best = partial(self._best, joint, measured, room, arguments, state, pinned)
+        split = self._split
+
+        def best() -> Plan:
+            found = self._best(joint, measured, room, arguments, state, pinned)
+            return msgspec.structs.replace(found, program=marked(found.program, split))
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -182,10 +189,13 @@ class Planned(FirstCall):
             if self._fits and not self._measured_at_once(device):
                 run()
             plan = with_pages(best, room)
+            self._splitting.compare(plan)
             if self._fits and not run.ran:
                 run()
         except Differs:
             return None
+        with suppress(NotFaster):
+            return self._faster(plan, arguments, witness)
         for attempt in range(_PLANS):
             if attempt:
                 plan = with_pages(best, room)
@@ -197,22 +207,9 @@ class Planned(FirstCall):
             if self._holds(plan, ready, made[-1], arguments, witness):
                 break
         self._made(plan, arguments)
-        if self._verified(plan, room):
-            verification = Verification(self.module, arguments, self.leaves, joint, plan)
-            same = self.rehearsed(ready, made[-1], arguments, witness, verification)
-        else:  # all operators of a step without tiles were seen before
-            seen = self._fits and loop_of(plan.program) is None
-            same = seen or self.rehearsed(ready, made[-1], arguments, witness)
-        return ready if same else None
-
-    def _refuse_as_before(self, joint: Joint, kept: Kept) -> None:
-        """Raise an InfeasibleError where it is known: no convolution is split, or before all had to be."""
-        if self._whole is None:
-            self._whole_kept = kept
-            if self._split_before and (split := kept.load_split()) is not None:
-                raise SplitBeforeError(split.budget_bytes)
-        elif self._whole[1] == joint.graph:
-            raise self._whole[0]
+        again = self._verified(plan, room, joint, arguments)
+        seen = again is None and self._fits and loop_of(plan.program) is None  # all its operators ran before
+        return ready if seen or self.rehearsed(ready, made[-1], arguments, witness, again) else None
 
     def _as_for_others(self, request: PlanRequest) -> PlanRequest:
         """What is asked for: a share is no less than it was for other shapes of the function."""
@@ -264,8 +261,7 @@ class Planned(FirstCall):
             kept, tiled = self._to_keep
             kept.store(tiled)
             self._to_keep = None
-        if self._whole is not None and self._whole_kept is not None:
-            self._whole_kept.store_split(plan)
+        self._splitting.keep(plan, self._split)
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
         if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):
@@ -273,10 +269,14 @@ class Planned(FirstCall):
         if self._seen is not None:
             self._seen(plan)
 
-    def _verified(self, plan: Plan, room: Room) -> bool:
-        """Whether the first step is compared with eager PyTorch, for which that must fit into the device."""
+    def _verified(
+        self, plan: Plan, room: Room, joint: Joint, arguments: Sequence[Any]
+    ) -> Verification | None:
+        """What compares a step with eager PyTorch, where that is asked for and fits into the device."""
         asked = self._rehearsal.now and self._rehearsal.verify
-        return asked and plan.plain.peak_bytes <= room.free_bytes()
+        if not asked or plan.plain.peak_bytes > room.free_bytes():
+            return None
+        return Verification(self.module, arguments, self.leaves, joint, plan)
 
     def _best(
         self,
@@ -395,6 +395,6 @@ class Planned(FirstCall):
             self._planner = StepPlanner(joint, room, state=state, pinned=pinned, others=others)
             found = self._planner.to_measure(self._shorter())
             self._fits = found is not None
-            return found or store_all(joint.graph)
+            return marked(found or store_all(joint.graph), self._split)
 
         return program

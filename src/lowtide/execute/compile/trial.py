@@ -21,7 +21,29 @@ from lowtide.torch_internals import autocast_disabled, storage_id
 from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
 
-__all__ = ["TrialOutcome", "no_trace", "random_states", "registered_buffers", "stepped", "untouched"]
+__all__ = [
+    "Rehearsal",
+    "Rehearsed",
+    "TrialOutcome",
+    "no_trace",
+    "random_states",
+    "registered_buffers",
+    "stepped",
+    "untouched",
+]
+
+
+class Rehearsed(Exception):  # noqa: N818  it is no error
+    """Ends a call that was made to plan: nothing of the user's own code behind the step runs."""
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Whether a function is called to plan it, and what is asked of its first step then."""
+
+    now: bool = False
+    verify: bool = False
+    """Whether that is compared with eager PyTorch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,5 +2,5 @@
 
 Takes a Joint and a request; gives a Plan.
 
-From outside: ``kept``, ``other_shapes``, ``plan_step``, ``step_costs``.
+From outside: ``kept``, ``other_shapes``, ``plan_step``, ``splitting``, ``step_costs``.
 """

@@ -98,11 +98,11 @@ class Kept:
         return None
 
     def load_split(self) -> Plan | None:
-        """The plan of the step with split convolutions, where nothing was found for whole ones."""
+        """The plan to run instead, with split convolutions; or the one for whole ones, if that is faster."""
         return self._read(self.split_name) if self.wanted else None
 
     def store_split(self, plan: Plan) -> None:
-        """Keep such a plan for the step with whole ones."""
+        """Keep such a plan for the step with whole convolutions."""
         if self.wanted and not plan.disturbed:
             self._write(self.split_name, plan)
 

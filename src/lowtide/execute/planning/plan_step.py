@@ -80,11 +80,20 @@ class StepPlanner:
         """What was left alone for graphs of the step then."""
         self._expected: Plan | None = None
         """A plan by what is known of other shapes, which the step is measured with."""
+        self.measured: tuple[Graph, Costs] | None = None
+        """The step with the state of an optimiser, and what its operators take, once it was planned."""
+        self.moves_leaves = False
+        """Whether leaves may leave the device then."""
 
     @property
     def familiar(self) -> bool:
         """Whether plans for other shapes are known."""
         return bool(self._relatives)
+
+    @property
+    def outside_bytes(self) -> int:
+        """What is on the device outside the step."""
+        return self._room.outside_bytes()
 
     @cached_property
     def _plain(self) -> Program:
@@ -124,6 +133,7 @@ class StepPlanner:
             return self.known
         began = time.monotonic()
         costs = self._costs(run, request)
+        self.measured, self.moves_leaves = (graph, costs), bool(request.offload)
         link = link_of(self._device) if "offload" in request.methods else None
         room = self._there(request, link)  # after all that was measured: libraries have taken what they keep
         paused: PausedStep | None = None

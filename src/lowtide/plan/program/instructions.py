@@ -83,6 +83,10 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward: tuple[Instruction, ...] = ()
     bodies: tuple[Body, ...] = ()
     """What loops run, a step of its own each."""
+    split: tuple[str, ...] = ()
+    """Which convolutions of the step run in less memory, by their ids: it has other operators then.
+
+    A ``*`` stands for every one that can. Files of older versions do not say it."""
     lowtide: Literal["program"] = "program"
     version: Literal[1, 2] = 2
 

@@ -39,8 +39,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"to the host; {d.in_place} operators in place"
     )
     yield from _tiles(plan)
-    if any(map(_splits, (graph, *(body.graph for body in plan.program.bodies)))):
-        yield "split      convolutions run their backward in two calls each: no plan was found without"
+    if split := sum(map(_splits, (graph, *(body.graph for body in plan.program.bodies)))):
+        yield f"split      {split} convolutions run their backward in two calls each, with less workspace"
     if sliced := sum(map(_slices, graph.ops)):
         yield f"slices     {sliced} convolutions run in slices of the batch, with less workspace"
     if plan.disturbed:
@@ -94,9 +94,9 @@ def _tiles(plan: Plan) -> Iterator[str]:
         yield f"tiles      none: {plan.no_tiles}"
 
 
-def _splits(graph: Graph) -> bool:
-    """Whether the gradient of a convolution's input is an operator of its own."""
-    return any(op.phase is Phase.BACKWARD and (_convolves(op) or _slices(op)) for op in graph.ops)
+def _splits(graph: Graph) -> int:
+    """How often the gradient of a convolution's input is an operator of its own."""
+    return sum(op.phase is Phase.BACKWARD and (_convolves(op) or _slices(op)) for op in graph.ops)
 
 
 def _slices(op: Op) -> bool:

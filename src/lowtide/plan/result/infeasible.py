@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import RESIDENT_ROLES
@@ -72,10 +73,11 @@ def explained(
 
 
 class SplitBeforeError(InfeasibleError):
-    """Nothing fits with whole convolutions, as a kept plan with split ones says; users never see it."""
+    """The step is not to run with whole convolutions, as a kept plan says; users never see it."""
 
-    def __init__(self, budget: int) -> None:
-        """``budget`` is that of the kept plan."""
+    def __init__(self, budget: int, split: Sequence[str]) -> None:
+        """``budget`` is that of the kept plan, ``split`` its split convolutions."""
+        self.split = tuple(split)
         said = "no plan was found with whole convolutions"
         super().__init__(said, budget=budget, smallest_budget=sys.maxsize, floor=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,19 +12,27 @@ from lowtide.cost.slices import bounds, slices_for
 from lowtide.trace.groups.form import Forming
 from lowtide.trace.groups.rewrite import put_in
 from lowtide.trace.step.group import Group
-from lowtide.trace.step.split_convolutions import in_place_of, value_of
+from lowtide.trace.step.split_convolutions import ALL, Split, chosen_in, in_place_of, value_of
 
-__all__ = ["slice_convolutions"]
+__all__ = ["needs_less_in_slices", "slice_convolutions"]
 
 aten = torch.ops.aten
 
 
-def slice_convolutions(module: fx.GraphModule, num_outputs: int) -> int:
-    """How many convolutions were changed: those that need less memory in slices, and give the same bits."""
+def needs_less_in_slices(target: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator is a convolution that needs less memory in slices, and gives the same bits."""
+    return target is aten.convolution.default and slices_for([value_of(one) for one in args]) > 1
+
+
+def slice_convolutions(module: fx.GraphModule, num_outputs: int, split: Split = ALL) -> int:
+    """How many convolutions were changed: those that need less memory in slices, and give the same bits.
+
+    ``split`` says which may be.
+    """
     found = [
         (node, slices)
         for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default)
-        if (slices := slices_for([value_of(one) for one in node.args])) > 1
+        if chosen_in(split, node.name) and (slices := slices_for([value_of(one) for one in node.args])) > 1
     ]
     if not found:
         return 0

@@ -65,7 +65,7 @@ class Joint:
     kernels: dict[bytes, Any] | None = None
     """Compiled kernels by their group, where tiles of this step, and what is around them, run in groups."""
     split: bool = False
-    """Whether the backward of its convolutions, and of those of its tiles, runs in two calls each."""
+    """Whether the backward of some of its convolutions, and of all of its tiles, runs in two calls each."""
     passed: Mapping[int, int] = field(default_factory=dict)
     """Results that are inputs and no tensors, as the mesh of a DTensor is: the place of each such input.
 

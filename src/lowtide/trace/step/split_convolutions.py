@@ -1,9 +1,13 @@
-"""The backward of convolutions in two calls each, in a joint graph: a way to run it in less memory."""
+"""The backward of convolutions in two calls each, in a joint graph: a way to run it in less memory.
+
+Which convolutions run in less memory is chosen by the names of their nodes, which are the same each time a
+function is traced, and are the ids of the operators of its Graph.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +15,31 @@ from torch import fx
 
 from lowtide.cost.split import same_when_split, two_calls
 
-__all__ = ["can_split", "in_place_of", "split_convolutions", "value_of"]
+__all__ = [
+    "ALL",
+    "Split",
+    "can_split",
+    "chosen_in",
+    "in_place_of",
+    "same_in_two_calls",
+    "split_convolutions",
+    "value_of",
+]
 
 aten = torch.ops.aten
 _BACKWARD = aten.convolution_backward.default
+_IMAGE = "_image"
+"""Ends the name of the call for the gradient of the input."""
+
+Split = frozenset[str]
+"""Which convolutions run in less memory, if they can: the names of their nodes."""
+ALL: Split = frozenset({"*"})
+"""Every one that can."""
+
+
+def chosen_in(split: Split, name: str) -> bool:
+    """Whether an operator of this name, or the one that it is a part of, is to run in less memory."""
+    return split == ALL or name.removesuffix(_IMAGE) in split
 
 
 def can_split(targets: Iterable[Any]) -> bool:
@@ -22,12 +47,22 @@ def can_split(targets: Iterable[Any]) -> bool:
     return any(target is _BACKWARD for target in targets)
 
 
-def split_convolutions(module: fx.GraphModule) -> int:
-    """How many convolutions' backwards were changed: those where both calls give the bits of one."""
+def same_in_two_calls(target: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator is the backward of a convolution that can be split."""
+    return target is _BACKWARD and bool(args[-1][0]) and same_when_split([value_of(one) for one in args])
+
+
+def split_convolutions(module: fx.GraphModule, split: Split = ALL) -> int:
+    """How many convolutions' backwards were changed: those where both calls give the bits of one.
+
+    ``split`` says which may be. The calls are named after the one that they stand for.
+    """
     found = [
         node
         for node in module.graph.find_nodes(op="call_function", target=_BACKWARD)
-        if _results(node) and same_when_split([value_of(one) for one in node.args])
+        if chosen_in(split, node.name)
+        and _results(node)
+        and same_when_split([value_of(one) for one in node.args])
     ]
     for node in found:
         _split(module.graph, node)
@@ -51,8 +86,8 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     parameters: fx.Node | None = None
     with graph.inserting_before(node):
         if calls.parameters is not None:
-            parameters = in_place_of(node, graph, _BACKWARD, calls.parameters)
-        image = in_place_of(node, graph, aten.convolution.default, calls.image)
+            parameters = in_place_of(node, graph, _BACKWARD, calls.parameters, f"{node.name}_parameters")
+        image = in_place_of(node, graph, aten.convolution.default, calls.image, f"{node.name}{_IMAGE}")
     for user in list(node.users):
         if user.args[1] == 0:
             user.replace_all_uses_with(image)
@@ -63,9 +98,11 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def in_place_of(like: fx.Node, graph: fx.Graph, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """The call of an operator in the place of another one."""
-    made = graph.call_function(target, args)
+def in_place_of(
+    like: fx.Node, graph: fx.Graph, target: Any, args: tuple[Any, ...], name: str | None = None
+) -> fx.Node:
+    """The call of an operator in the place of another one, with a name of its own if it is given one."""
+    made = graph.create_node("call_function", target, args, name=name)
     values = fx.map_arg(args, lambda one: one.meta["val"])
     with value_of(args[0] if isinstance(args[0], fx.Node) else args[0][0]).fake_mode:
         made.meta = dict(like.meta) | {"val": target(*values)}
