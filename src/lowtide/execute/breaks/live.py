@@ -41,8 +41,8 @@ from lowtide.units import format_bytes
 
 __all__ = ["LiveGraph", "LiveStep", "live_step"]
 
-
 _Known = weakref.WeakKeyDictionary[Subgraph, tuple[dict[int, int], dict[int, int]]]
+"""Parameters of graphs, and those that are trained: their storages, with bytes."""
 
 _ORDERS = 64
 """So many orders are remembered, the last ones."""
@@ -228,8 +228,10 @@ class _Passing:
     def note(self, ran: Sequence[Subgraph], arguments: Sequence[Any], results: Any) -> None:
         """A graph has run, in parts maybe: the last ones that ``ran``; none of them if it runs as it is."""
         parts = ran[len(self.calls) :]
-        fresh = self._carried + self._not_seen(arguments)
-        made = self._not_seen(results if isinstance(results, tuple | list) else ())
+        given = self._not_seen(one for one in arguments if not isinstance(one, nn.Parameter))
+        self._leaves += sum(size for one, size in given if one.grad_fn is None)
+        fresh = self._carried + sum(size for one, size in given if one.grad_fn is not None)
+        made = sum(size for _, size in self._not_seen(results if isinstance(results, tuple | list) else ()))
         self._carried = 0 if parts else fresh + made
         if len(parts) > 1:  # each may make as much
             fresh += made
@@ -238,21 +240,18 @@ class _Passing:
                 self._known[one] = _parameters(arguments)
             self.calls.append(PassedIn(*self._known[one], fresh))
 
-    def _not_seen(self, values: Iterable[Any]) -> int:
-        """The bytes that no graph before was given or has made; those of leaves are noted for all."""
-        size = 0
+    def _not_seen(self, values: Iterable[Any]) -> list[tuple[torch.Tensor, int]]:
+        """Tensors on storages that no graph before was given or has made, with the bytes of these."""
+        found = []
         for one in values:
-            if isinstance(one, nn.Parameter) or not has_storage(one):
+            if not has_storage(one):
                 continue
             key = storage_id(one)
             known = self._seen.get(key)
             if known is None or known() is None:
                 self._seen[key] = weakref.ref(one)
-                if one.grad_fn is None:
-                    self._leaves += storage_bytes(one)
-                else:
-                    size += storage_bytes(one)
-        return size
+                found.append((one, storage_bytes(one)))
+        return found
 
     def around(self, graphs: Sequence[Subgraph], outside: int) -> PlannedCalls:
         """These calls, with what is on the device around each at most."""
