@@ -81,6 +81,7 @@ class Effort:
     """How hard the solver tries."""
 
     nodes: int = 100_000
+    """With none, what is solved is the linear program: that gives a bound, soon, and no schedule."""
     seconds: float = 10.0
     """A deadline."""
     slack: float = 0.0

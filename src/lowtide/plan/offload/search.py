@@ -12,19 +12,18 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from math import ceil
 
 from lowtide.plan import time_shares
 from lowtide.plan.bounds.cut import CutProblem, Effort, solve_cuts
+from lowtide.plan.bounds.first_heavy import by_cases, rival
 from lowtide.plan.bounds.lower_bounds import chained
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.repeated_blocks import shared
 from lowtide.plan.offload.trips import Trip, hurried, prefix, relaxed, trips, with_trips
-from lowtide.plan.problem.lower import lower
+from lowtide.plan.offload.waiting import overhead, waits_of
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.schedule import Event, evaluate, order
-from lowtide.plan.program.copy_lanes import Lanes, Link
-from lowtide.plan.program.simulate import simulate
+from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, recompute_or_none
 from lowtide.plan.request import Limits
@@ -83,6 +82,8 @@ class _Away:
         self.bound = 0
         self.impossible = False
         self.interrupted = False
+        self.proven = False
+        """Whether there is a bound by cases."""
         self.cuts = {self.plain.peak_at}
         self.others = 0.0
         """Seconds that are left to others, by what runs now."""
@@ -117,6 +118,7 @@ class _Away:
         able = self.recomputing or self.plain.peak <= self.budget
         if able and (self.best is None or not self.done()):
             self.alone()
+        self.split()
         self.grow()
         for away, events in self.candidates():
             if self.done():
@@ -135,12 +137,27 @@ class _Away:
         if found is not None and found.interrupted:
             raise KeyboardInterrupt
 
+    def split(self) -> None:
+        """A bound by cases, where another operator than that of the peak may be first; by linear programs."""
+        self.proven = rival(self.relaxation, self.budget, self.plain.peak_at) is not None and not self.done()
+        if self.proven:
+            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS_FIRST))
+            asked = CutProblem(
+                self.problem, self.budget, self.cuts, link=self.link, relaxation=self.relaxation
+            )
+            result = by_cases(asked, Effort(0, seconds))
+            self.bound = max(self.bound, result.bound)
+            self.impossible = self.best is None and not result.feasible
+            self.report()
+
     def grow(self) -> None:
         """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
 
-        Some rounds give the bound, the others plans, for copies that are a little late.
+        Some rounds give the bound, the others plans, for copies that are a little late. The bound of a large
+        step is not looked for if cases gave one: more of it would take all of the time.
         """
-        for link in (self.link, self.careful):
+        skipped = self.proven and len(self.problem.ops) >= _REPEATING
+        for link in (self.careful,) if skipped else (self.link, self.careful):
             cuts, until = self.cuts, self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
@@ -230,7 +247,7 @@ class _Away:
             if best is None or self.done():
                 return
             found, taken = best
-            waits = _waits(found.problem, found.events, self.careful)
+            waits = waits_of(found.problem, found.events, self.careful)
             longest = max(waits.values(), default=0.0)
             staying = {s for s, wait in waits.items() if wait > longest / 2}
             if not staying:
@@ -301,7 +318,7 @@ class _Away:
 
         Times are never quite as measured: a plan whose copies end just in time would wait for them.
         """
-        cost = _overhead(found.problem, found.events, self.careful)
+        cost = overhead(found.problem, found.events, self.careful)
         return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
 
 
@@ -323,7 +340,7 @@ def with_offload(
     best = search.best
     if best is None:
         return None, search.bound, search.impossible
-    cost = _overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
+    cost = overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
     spent = time.monotonic() - search.began
     bound = min(search.bound, cost)
     best = replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
@@ -359,35 +376,3 @@ def _places(source: Problem, target: Problem) -> list[int]:
     for k in reversed(range(len(source.ops))):
         found[k] = at = known.get(source.ops[k], at)
     return found
-
-
-def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
-    """Time beyond that of the plain step: running again, and waiting for copies."""
-    seconds = _seconds(problem)
-    program = lower(problem, events)
-    timeline = simulate(problem.graph, program, seconds=seconds, short=_short(problem), link=link)
-    return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
-
-
-def _waits(problem: Problem, events: Iterable[Event], link: Link) -> dict[int, float]:
-    """Seconds that are spent waiting for copies, by storage."""
-    lanes = Lanes(problem.graph, link)
-    program, seconds = lower(problem, events), _seconds(problem)
-    simulate(problem.graph, program, seconds=seconds, short=_short(problem), lanes=lanes)
-    number = {tensor: s for s, tensor in enumerate(problem.owner)}
-    return {number[tensor]: wait for tensor, wait in lanes.waited.items()}
-
-
-def _seconds(problem: Problem) -> list[float]:
-    """What each operator of the graph takes."""
-    seconds = [0.0] * len(problem.graph.ops)
-    for op, spent in zip(problem.ops, problem.time, strict=True):
-        if op >= 0:
-            seconds[op] = problem.seconds(spent)
-    return seconds
-
-
-def _short(problem: Problem) -> dict[int, float]:
-    """Seconds of short second runs, by operator of the graph."""
-    pairs = zip(problem.ops, problem.repeat, strict=True)
-    return {op: problem.seconds(spent) for op, spent in pairs if op in problem.short}
