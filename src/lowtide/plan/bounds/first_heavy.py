@@ -82,8 +82,8 @@ def rival(relaxation: Relaxation, budget: int, cut: int, result: CutResult | Non
     """The operator that, first or not, leaves most live at the first of the two; None: no such matters.
 
     Of those that may run before the cut or after it; with the solution of a cut program, of those that it
-    runs before the cut. What they free is not live at the cut: if one of them runs behind it, some of that is,
-    and if it runs first, all that is live there is.
+    runs before the cut. What they free is not live at the cut. If one of them runs behind it, some of that
+    is; if it runs first, all is that is live there.
     """
     order = relaxation.precedence
     known = order.before[cut] | order.after[cut] | 1 << cut | relaxation.optional

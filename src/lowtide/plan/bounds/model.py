@@ -102,7 +102,9 @@ class Rows:
         model.a_matrix_.index_ = np.array(self.columns, dtype=np.int32)
         model.a_matrix_.value_ = np.array(self.values)
         kinds = highspy.HighsVarType
-        model.integrality_ = [] if not nodes else [kinds.kInteger if top <= 1 else kinds.kContinuous for top in self.upper]
+        model.integrality_ = (
+            [] if not nodes else [kinds.kInteger if top <= 1 else kinds.kContinuous for top in self.upper]
+        )
         solver = new_solver(threads=1, mip_abs_gap=gap, mip_max_nodes=nodes, time_limit=seconds)
         if solver.passModel(model) == highspy.HighsStatus.kError:
             raise PlanError("the solver refuses the cut program: a time or a size is too large")

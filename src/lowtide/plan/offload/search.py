@@ -9,23 +9,24 @@ last word. Then the same for a slower link or a smaller budget, and for the stor
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
 from lowtide.plan import time_shares
-from lowtide.plan.bounds.cut import CutProblem, Effort, solve_cuts
-from lowtide.plan.bounds.first_heavy import by_cases, rival
+from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, Ties, solve_cuts
+from lowtide.plan.bounds.first_heavy import by_cases
 from lowtide.plan.bounds.lower_bounds import chained
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.repeated_blocks import shared
-from lowtide.plan.offload.trips import Trip, hurried, prefix, relaxed, trips, with_trips
+from lowtide.plan.offload.trips import Trip, by_instant, carried, hurried, prefix, relaxed, trips, with_trips
 from lowtide.plan.offload.waiting import overhead, waits_of
 from lowtide.plan.problem.problem import Problem
-from lowtide.plan.problem.schedule import Event, evaluate, order
+from lowtide.plan.problem.schedule import Event, evaluate
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, recompute_or_none
+from lowtide.plan.recompute.state import LARGE
 from lowtide.plan.request import Limits
 
 __all__ = ["with_offload"]
@@ -42,6 +43,8 @@ _CHOICE = 0.5
 """Seconds for one such choice at least: most are solved in less, and plans are as good as the choice is."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
+_WAITING = 0.01
+"""Waiting before one instant, for what runs again, that is worth another choice; a share of the step."""
 _ROUNDS = 6
 """So often the cut program may grow."""
 _TRIES = (
@@ -73,6 +76,7 @@ class _Away:
         self.time_limit, self.seed, self.progress = time_limit, limits.seed, limits.progress
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
+        self.large = len(problem.ops) >= LARGE
         self.recomputing = any(problem.again)
         most = REUSED_A_SECOND * max(time_limit, _SHORT)
         worth = self.recomputing and _REPEATING <= len(problem.ops) <= most
@@ -82,8 +86,6 @@ class _Away:
         self.bound = 0
         self.impossible = False
         self.interrupted = False
-        self.proven = False
-        """Whether there is a bound by cases."""
         self.cuts = {self.plain.peak_at}
         self.others = 0.0
         """Seconds that are left to others, by what runs now."""
@@ -118,7 +120,8 @@ class _Away:
         able = self.recomputing or self.plain.peak <= self.budget
         if able and (self.best is None or not self.done()):
             self.alone()
-        self.split()
+        if self.large and not self.done():
+            self.prove()
         self.grow()
         for away, events in self.candidates():
             if self.done():
@@ -126,7 +129,13 @@ class _Away:
             self.attempt(away, events)
 
     def alone(self) -> None:
-        """Recomputation alone, for a plan to compare with."""
+        """Recomputation alone, for a plan to compare with, unless a linear program says it is no better."""
+        if self.best is not None:
+            asked = CutProblem(self.problem, self.budget, self.cuts)
+            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
+            least = solve_cuts(asked, Effort(0, seconds))
+            if not least.feasible or least.bound >= self.best.cost:
+                return
         large = len(self.problem.ops) >= _LARGE and not self.ways
         share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
         effort = min(self.time_limit * share, max(0.2, self.left()))
@@ -137,28 +146,28 @@ class _Away:
         if found is not None and found.interrupted:
             raise KeyboardInterrupt
 
-    def split(self) -> None:
-        """A bound by cases, where another operator than that of the peak may be first; by linear programs."""
-        self.proven = rival(self.relaxation, self.budget, self.plain.peak_at) is not None and not self.done()
-        if self.proven:
-            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS_FIRST))
-            asked = CutProblem(
-                self.problem, self.budget, self.cuts, link=self.link, relaxation=self.relaxation
-            )
-            result = by_cases(asked, Effort(0, seconds))
-            self.bound = max(self.bound, result.bound)
-            self.impossible = self.best is None and not result.feasible
-            self.report()
+    def prove(self) -> None:
+        """The bound of a large step, by linear programs: whole cut programs prove little more, and take long.
+
+        By cases, where another operator than that of the peak may be first.
+        """
+        seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS_FIRST))
+        asked = CutProblem(self.problem, self.budget, self.cuts, link=self.link, relaxation=self.relaxation)
+        known = solve_cuts(asked, Effort(0, seconds))
+        result = by_cases(asked, Effort(0, seconds), known)
+        self.bound = max(self.bound, result.bound)
+        self.impossible = self.best is None and not result.feasible
+        self.report()
 
     def grow(self) -> None:
         """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
 
-        Some rounds give the bound, the others plans, for copies that are a little late. The bound of a large
-        step is not looked for if cases gave one: more of it would take all of the time.
+        Some rounds give the bound, the others plans, for copies that are a little late. Large steps have a
+        bound already: plans come first.
         """
-        skipped = self.proven and len(self.problem.ops) >= _REPEATING
-        for link in (self.careful,) if skipped else (self.link, self.careful):
-            cuts, until = self.cuts, self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
+        for link in (self.careful, self.link) if self.large else (self.link, self.careful):
+            cuts = {self.plain.peak_at} if self.large else self.cuts
+            until = self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
                     break
@@ -166,7 +175,8 @@ class _Away:
                 seconds = max(0.2, min(self.left(), self.time_limit * share))
                 proof = self.relaxation if link is self.link else None
                 asked = CutProblem(self.problem, self.budget, cuts, link=link, relaxation=proof)
-                result = solve_cuts(asked, Effort(500, seconds))
+                effort = Effort(500, seconds)
+                result = solve_cuts(asked, effort) if proof else self.in_time(asked, effort)
                 if not result.feasible:
                     self.impossible = self.best is None and link is self.link
                     break
@@ -196,10 +206,41 @@ class _Away:
                 break
             seconds = max(_CHOICE, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
-            result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
+            result = self.in_time(asked, Effort(100, seconds, _SLACK), ties)
             if result.events is not None:
                 self.attempt(result.away, result.events)
         self.others = 0.0
+
+    def in_time(self, asked: CutProblem, effort: Effort, ties: Ties | None = None) -> CutResult:
+        """The solution of a cut program for plans; where that waits much, of one whose copies come in time.
+
+        Of large steps alone: the others have time to try what a slower link would choose.
+        """
+        result = solve_cuts(asked, effort, ties=ties)
+        if not self.large or len(asked.cuts) > 1:
+            return result
+        instant, lost = self.waited(result)
+        seconds = min(effort.seconds, self.left() - self.time_limit * time_shares.OFFLOAD_PLAN)
+        if instant < 0 or self.done() or seconds < effort.seconds / 2:
+            return result
+        other = solve_cuts(replace(asked, early=(instant,)), replace(effort, seconds=seconds), ties=ties)
+        return other if other.events is not None and self.waited(other)[1] < lost else result
+
+    def waited(self, result: CutResult) -> tuple[int, int]:
+        """The instant that is waited for most, or -1 if not for long; the time of running again with it."""
+        wished = self.wished(result.away, result.events or (), self.careful)[0]
+        if not wished:
+            return -1, 0
+        there = with_trips(self.problem, wished)
+        events = carried(self.problem, there, result.events or ())
+        waits = waits_of(there, events, self.careful)
+        late: dict[int, float] = {}
+        for trip in wished:
+            if trip.late not in self.problem.readers[trip.storage]:  # what runs again reads it
+                late[trip.late] = late.get(trip.late, 0.0) + waits.get(trip.storage, 0.0)
+        most = max(late, key=late.__getitem__, default=-1)
+        much = most >= 0 and late[most] > _WAITING * self.problem.seconds(self.problem.total_time)
+        return most if much else -1, overhead(there, events, self.careful)
 
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
@@ -236,7 +277,7 @@ class _Away:
         if not wished:
             return wished, [], -1
         problem = with_trips(self.problem, wished)
-        live = _by_instant(self.problem, problem, carried(self.problem, problem, events))
+        live = by_instant(self.problem, problem, carried(self.problem, problem, events))
         worst = max(range(len(live)), key=live.__getitem__)
         return wished, live, worst if live[worst] > self.budget else -1
 
@@ -304,7 +345,7 @@ class _Away:
         whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
         begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
         wished = trips(self.problem, away, self.careful, begins, events)
-        live = _by_instant(self.problem, found.problem, found.events)
+        live = by_instant(self.problem, found.problem, found.events)
         taken = relaxed(self.problem, taken, wished, live, self.budget)
         problem = with_trips(self.problem, taken)
         outcome = evaluate(problem, carried(self.problem, problem, events))
@@ -351,28 +392,3 @@ def with_offload(
 def slowed(link: Link, share: float) -> Link:
     """A link with a share of the rates."""
     return replace(link, to_host=link.to_host * share, to_device=link.to_device * share)
-
-
-def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
-    """A schedule of a problem as one of the same problem with other storages away."""
-    place = _places(source, target)
-    return frozenset((place[t], place[v]) for t, v in events)
-
-
-def _by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
-    """The most bytes that are live before or while each operator of ``source`` runs."""
-    outcome = evaluate(problem, events)
-    place = _places(problem, source)
-    found = [0] * len(source.ops)
-    for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
-        found[place[instant]] = max(found[place[instant]], live)
-    return found
-
-
-def _places(source: Problem, target: Problem) -> list[int]:
-    """For each operator of a problem its place in another; for a copy that of the operator after it."""
-    known = {op: k for k, op in enumerate(target.ops) if op >= 0}
-    found, at = [0] * len(source.ops), len(target.ops) - 1
-    for k in reversed(range(len(source.ops))):
-        found[k] = at = known.get(source.ops[k], at)
-    return found
