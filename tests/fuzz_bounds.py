@@ -18,6 +18,7 @@ from itertools import product
 
 from lowtide.errors import InfeasibleError
 from lowtide.graph import Phase
+from lowtide.plan.bounds.first_heavy import ordered
 from lowtide.plan.bounds.lower_bounds import chained, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import relax, skippable
 from lowtide.plan.budget import Budget
@@ -85,6 +86,21 @@ class Case:
         heavy = [op for op in range(size) if self.draw.random() < 0.3]
         return cuts or [size - 1], heavy
 
+    def by_cases(self, link=None):
+        """What two operators in either order prove: the lesser bound, None where no order fits; or nothing."""
+        order, optional = self.relaxation.precedence, self.relaxation.optional
+        able = [v for v in range(len(self.problem.ops)) if not optional >> v & 1]
+        pairs = [(u, v) for u in able for v in able if u < v and not order.chained(u, v)]
+        for one, other in self.draw.sample(pairs, min(2, len(pairs))):
+            results = [
+                solved(self.problem, self.budget, [first], link=link, nodes=nodes, relaxation=there)
+                for first, then in ((one, other), (other, one))
+                for there in [ordered(self.relaxation, first, then)]
+                for nodes in [self.draw.choice([0, 1000])]
+            ]
+            bounds = [self.problem.seconds(result.bound) for result in results if result.feasible]
+            yield (one, other), min(bounds, default=None)
+
 
 def recompute(case):
     """What make_plan proves by recomputation, and every part of the proof; what came of it, in a word."""
@@ -126,6 +142,9 @@ def _check_parts(case, best):
     told = case.problem.seconds(result.bound)
     assert told <= best[0] * (1 + SUMMING) + SUMMING, f"cuts {cuts} say {told}, not {best[0]}; heavy {heavy}"
     assert not surely_infeasible(case.problem, case.relaxation, case.budget)
+    for pair, told in case.by_cases():
+        assert told is not None, f"cases of {pair} are infeasible"
+        assert told <= best[0] * (1 + SUMMING) + SUMMING, f"cases of {pair} say {told}, not {best[0]}"
 
 
 def offload(case):
@@ -174,6 +193,9 @@ def _check_copies(case, found, best, link):
         assert result.feasible, f"cuts {cuts} are infeasible"
         told = needed + case.problem.seconds(result.bound)
         assert told <= best * (1 + SUMMING), f"cuts {cuts} say {told}, above {best}"
+    for pair, told in case.by_cases(link):
+        assert told is not None, f"cases of {pair} are infeasible"
+        assert needed + told <= best * (1 + SUMMING), f"cases of {pair} say {needed + told}, above {best}"
 
 
 def _random_order(case):

@@ -161,7 +161,7 @@ class Endless:
     """A solver that asks whether to stop, and does nothing else; Ctrl-C comes while it runs."""
 
     def __init__(self):
-        self.cbMipInterrupt = self
+        self.cbMipInterrupt = self.cbSimplexInterrupt = self
         self.stopped = False
 
     def subscribe(self, callback):

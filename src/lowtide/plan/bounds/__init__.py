@@ -3,5 +3,5 @@
 Takes a Problem and a budget; gives proven bounds, from relaxations and mixed-integer programs that HiGHS
 solves.
 
-From outside: ``cut``, ``highs``, ``lower_bounds``, ``relaxation``, ``repeated_blocks``.
+From outside: ``cut``, ``first_heavy``, ``highs``, ``lower_bounds``, ``relaxation``, ``repeated_blocks``.
 """

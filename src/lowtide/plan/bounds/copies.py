@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lowtide.plan.bounds.arrivals import add_arrivals
 from lowtide.plan.program.copy_lanes import Link
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ class _Lanes:
             extra += here
         for window in range(len(program.off)):
             self._arrive(window)
+        if program.early:
+            time = self.windows[0][1]
+            add_arrivals(
+                program, [self._took(s, self.link.to_device) for s in range(len(self.problem.bytes))], time
+            )
 
     def _arrive(self, window: int) -> None:
         """What a window takes from the host arrives before it is read, there or in a later window.

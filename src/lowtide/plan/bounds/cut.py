@@ -74,6 +74,9 @@ class CutProblem:
     relaxation: Relaxation | None = None
     """With it the bound holds for every valid program, and one of any two cuts must run before the other in
     every order; without, it holds for schedules that keep the problem's order."""
+    early: Collection[int] = ()
+    """Instants behind the only cut by which what is read before them has come from the host, also where what
+    runs again reads it; without a relaxation alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Effort:
     """How hard the solver tries."""
 
     nodes: int = 100_000
+    """With none, what is solved is the linear program: that gives a bound, soon, and no schedule."""
     seconds: float = 10.0
     """A deadline."""
     slack: float = 0.0
@@ -98,7 +102,8 @@ def solve_cuts(
     problem, link, relaxation = asked.problem, asked.link, asked.relaxation
     nodes, seconds = effort.nodes, effort.seconds
     there = problem if relaxation is None else relaxation.problem
-    program = CutProgram(there, asked.budget, sorted(set(asked.cuts)), asked.heavy, link, relaxation)
+    cuts = sorted(set(asked.cuts))
+    program = CutProgram(there, asked.budget, cuts, asked.heavy, link, relaxation, asked.early)
     if program.impossible:
         return CutResult(0, feasible=False, solved=True, events=None)
     gap = max(_TOLERANCE / 2, effort.slack * 1e4)

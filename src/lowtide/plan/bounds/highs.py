@@ -42,7 +42,8 @@ def run_solver(solver: highspy.Highs) -> None:
         finally:
             done.set()
 
-    solver.cbMipInterrupt.subscribe(asked)
+    for kind in (solver.cbMipInterrupt, solver.cbSimplexInterrupt):
+        kind.subscribe(asked)
     thread = threading.Thread(target=work, name="lowtide-solver")
     try:
         thread.start()

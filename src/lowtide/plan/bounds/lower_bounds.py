@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, solve_cuts
+from lowtide.plan.bounds.first_heavy import by_cases
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.problem.precedence import bits
 from lowtide.plan.problem.problem import Problem
@@ -135,6 +136,14 @@ class Cuts:
         self.feasible = self.feasible and result.feasible
         self.bound = max(self.bound, result.bound)
         return result
+
+    def split(self, effort: Effort, known: CutResult) -> None:
+        """Where there is one cut, whose program is solved: a better bound by cases, for every order."""
+        if self.relaxation is not None and len(self.cuts) == 1 and known.feasible:
+            asked = CutProblem(self.problem, self.budget, self.cuts, relaxation=self.relaxation)
+            result = by_cases(asked, effort, known)
+            self.feasible = self.feasible and result.feasible
+            self.bound = max(self.bound, result.bound)
 
     def tighten(self, events: Iterable[Event], most: int = 1, there: Problem | None = None) -> int:
         """Add cuts at the instants where a schedule needs most; how many were new.

@@ -88,7 +88,10 @@ class Rows:
         return found, place
 
     def solve(self, nodes: int, seconds: float, gap: float, start: np.ndarray | None = None) -> Solution:
-        """The best solution after so many nodes, or once it is known to within ``gap``."""
+        """The best solution after so many nodes, or once it is known to within ``gap``.
+
+        With no nodes it is the linear program that is solved: its optimum is a bound, and soon known.
+        """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.costs), len(self.row_lower)
         model.col_cost_ = np.array(self.costs)
@@ -99,7 +102,9 @@ class Rows:
         model.a_matrix_.index_ = np.array(self.columns, dtype=np.int32)
         model.a_matrix_.value_ = np.array(self.values)
         kinds = highspy.HighsVarType
-        model.integrality_ = [kinds.kInteger if top <= 1 else kinds.kContinuous for top in self.upper]
+        model.integrality_ = (
+            [] if not nodes else [kinds.kInteger if top <= 1 else kinds.kContinuous for top in self.upper]
+        )
         solver = new_solver(threads=1, mip_abs_gap=gap, mip_max_nodes=nodes, time_limit=seconds)
         if solver.passModel(model) == highspy.HighsStatus.kError:
             raise PlanError("the solver refuses the cut program: a time or a size is too large")
@@ -111,6 +116,9 @@ class Rows:
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Solution("infeasible", 0.0, None)
+        if not nodes:
+            known_best = status == highspy.HighsModelStatus.kOptimal
+            return Solution("stopped", solver.getInfo().objective_function_value if known_best else 0.0, None)
         solution = solver.getSolution()
         values = np.array(solution.col_value) if solution.value_valid else None
         done = status == highspy.HighsModelStatus.kOptimal

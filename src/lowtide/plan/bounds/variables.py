@@ -36,8 +36,10 @@ class CutProgram:
         heavy: Collection[int],
         link: Link | None = None,
         relaxation: Relaxation | None = None,
+        early: Collection[int] = (),
     ) -> None:
         self.problem = problem
+        self.early = early
         self.relaxation = relaxation
         self.link = link
         self.budget = budget

@@ -9,24 +9,24 @@ last word. Then the same for a slower link or a smaller budget, and for the stor
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from math import ceil
 
 from lowtide.plan import time_shares
-from lowtide.plan.bounds.cut import CutProblem, Effort, solve_cuts
+from lowtide.plan.bounds.cut import CutProblem, CutResult, Effort, Ties, solve_cuts
+from lowtide.plan.bounds.first_heavy import by_cases
 from lowtide.plan.bounds.lower_bounds import chained
 from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.repeated_blocks import shared
-from lowtide.plan.offload.trips import Trip, hurried, prefix, relaxed, trips, with_trips
-from lowtide.plan.problem.lower import lower
+from lowtide.plan.offload.trips import Trip, by_instant, carried, hurried, prefix, relaxed, trips, with_trips
+from lowtide.plan.offload.waiting import overhead, waits_of
 from lowtide.plan.problem.problem import Problem
-from lowtide.plan.problem.schedule import Event, evaluate, order
-from lowtide.plan.program.copy_lanes import Lanes, Link
-from lowtide.plan.program.simulate import simulate
+from lowtide.plan.problem.schedule import Event, evaluate
+from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.recompute.found import Found
 from lowtide.plan.recompute.portfolio import REUSED_A_SECOND, recompute_or_none
+from lowtide.plan.recompute.state import LARGE
 from lowtide.plan.request import Limits
 
 __all__ = ["with_offload"]
@@ -43,6 +43,8 @@ _CHOICE = 0.5
 """Seconds for one such choice at least: most are solved in less, and plans are as good as the choice is."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
+_WAITING = 0.01
+"""Waiting before one instant, for what runs again, that is worth another choice; a share of the step."""
 _ROUNDS = 6
 """So often the cut program may grow."""
 _TRIES = (
@@ -74,6 +76,7 @@ class _Away:
         self.time_limit, self.seed, self.progress = time_limit, limits.seed, limits.progress
         self.began = time.monotonic()
         self.plain = evaluate(problem, ())
+        self.large = len(problem.ops) >= LARGE
         self.recomputing = any(problem.again)
         most = REUSED_A_SECOND * max(time_limit, _SHORT)
         worth = self.recomputing and _REPEATING <= len(problem.ops) <= most
@@ -117,6 +120,8 @@ class _Away:
         able = self.recomputing or self.plain.peak <= self.budget
         if able and (self.best is None or not self.done()):
             self.alone()
+        if self.large and not self.done():
+            self.prove()
         self.grow()
         for away, events in self.candidates():
             if self.done():
@@ -124,7 +129,13 @@ class _Away:
             self.attempt(away, events)
 
     def alone(self) -> None:
-        """Recomputation alone, for a plan to compare with."""
+        """Recomputation alone, for a plan to compare with, unless a linear program says it is no better."""
+        if self.best is not None:
+            asked = CutProblem(self.problem, self.budget, self.cuts)
+            seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
+            least = solve_cuts(asked, Effort(0, seconds))
+            if not least.feasible or least.bound >= self.best.cost:
+                return
         large = len(self.problem.ops) >= _LARGE and not self.ways
         share = time_shares.OFFLOAD_ALONE_LARGE if large else time_shares.OFFLOAD_ALONE
         effort = min(self.time_limit * share, max(0.2, self.left()))
@@ -135,13 +146,28 @@ class _Away:
         if found is not None and found.interrupted:
             raise KeyboardInterrupt
 
+    def prove(self) -> None:
+        """The bound of a large step, by linear programs: whole cut programs prove little more, and take long.
+
+        By cases, where another operator than that of the peak may be first.
+        """
+        seconds = max(0.2, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS_FIRST))
+        asked = CutProblem(self.problem, self.budget, self.cuts, link=self.link, relaxation=self.relaxation)
+        known = solve_cuts(asked, Effort(0, seconds))
+        result = by_cases(asked, Effort(0, seconds), known)
+        self.bound = max(self.bound, result.bound)
+        self.impossible = self.best is None and not result.feasible
+        self.report()
+
     def grow(self) -> None:
         """Solve the cut program, add a cut where its solution exceeds the budget, and again; then try it.
 
-        Some rounds give the bound, the others plans, for copies that are a little late.
+        Some rounds give the bound, the others plans, for copies that are a little late. Large steps have a
+        bound already: plans come first.
         """
-        for link in (self.link, self.careful):
-            cuts, until = self.cuts, self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
+        for link in (self.careful, self.link) if self.large else (self.link, self.careful):
+            cuts = {self.plain.peak_at} if self.large else self.cuts
+            until = self.left() - self.time_limit * time_shares.OFFLOAD_BOUND
             for _ in range(_ROUNDS):
                 if self.done() or (link is self.link and self.left() < until):
                     break
@@ -149,7 +175,8 @@ class _Away:
                 seconds = max(0.2, min(self.left(), self.time_limit * share))
                 proof = self.relaxation if link is self.link else None
                 asked = CutProblem(self.problem, self.budget, cuts, link=link, relaxation=proof)
-                result = solve_cuts(asked, Effort(500, seconds))
+                effort = Effort(500, seconds)
+                result = solve_cuts(asked, effort) if proof else self.in_time(asked, effort)
                 if not result.feasible:
                     self.impossible = self.best is None and link is self.link
                     break
@@ -179,10 +206,41 @@ class _Away:
                 break
             seconds = max(_CHOICE, min(self.left(), self.time_limit * time_shares.OFFLOAD_CUTS))
             asked = CutProblem(self.problem, self.budget, [self.plain.peak_at], link=self.careful)
-            result = solve_cuts(asked, Effort(100, seconds, _SLACK), ties=ties)
+            result = self.in_time(asked, Effort(100, seconds, _SLACK), ties)
             if result.events is not None:
                 self.attempt(result.away, result.events)
         self.others = 0.0
+
+    def in_time(self, asked: CutProblem, effort: Effort, ties: Ties | None = None) -> CutResult:
+        """The solution of a cut program for plans; where that waits much, of one whose copies come in time.
+
+        Of large steps alone: the others have time to try what a slower link would choose.
+        """
+        result = solve_cuts(asked, effort, ties=ties)
+        if not self.large or len(asked.cuts) > 1:
+            return result
+        instant, lost = self.waited(result)
+        seconds = min(effort.seconds, self.left() - self.time_limit * time_shares.OFFLOAD_PLAN)
+        if instant < 0 or self.done() or seconds < effort.seconds / 2:
+            return result
+        other = solve_cuts(replace(asked, early=(instant,)), replace(effort, seconds=seconds), ties=ties)
+        return other if other.events is not None and self.waited(other)[1] < lost else result
+
+    def waited(self, result: CutResult) -> tuple[int, int]:
+        """The instant that is waited for most, or -1 if not for long; the time of running again with it."""
+        wished = self.wished(result.away, result.events or (), self.careful)[0]
+        if not wished:
+            return -1, 0
+        there = with_trips(self.problem, wished)
+        events = carried(self.problem, there, result.events or ())
+        waits = waits_of(there, events, self.careful)
+        late: dict[int, float] = {}
+        for trip in wished:
+            if trip.late not in self.problem.readers[trip.storage]:  # what runs again reads it
+                late[trip.late] = late.get(trip.late, 0.0) + waits.get(trip.storage, 0.0)
+        most = max(late, key=late.__getitem__, default=-1)
+        much = most >= 0 and late[most] > _WAITING * self.problem.seconds(self.problem.total_time)
+        return most if much else -1, overhead(there, events, self.careful)
 
     def candidates(self) -> Iterator[tuple[Mapping[int, int], Collection[Event]]]:
         """What goes to the host, and what runs again: by cut programs, then first made."""
@@ -219,7 +277,7 @@ class _Away:
         if not wished:
             return wished, [], -1
         problem = with_trips(self.problem, wished)
-        live = _by_instant(self.problem, problem, carried(self.problem, problem, events))
+        live = by_instant(self.problem, problem, carried(self.problem, problem, events))
         worst = max(range(len(live)), key=live.__getitem__)
         return wished, live, worst if live[worst] > self.budget else -1
 
@@ -230,7 +288,7 @@ class _Away:
             if best is None or self.done():
                 return
             found, taken = best
-            waits = _waits(found.problem, found.events, self.careful)
+            waits = waits_of(found.problem, found.events, self.careful)
             longest = max(waits.values(), default=0.0)
             staying = {s for s, wait in waits.items() if wait > longest / 2}
             if not staying:
@@ -287,7 +345,7 @@ class _Away:
         whole = [own + again for own, again in zip(self.problem.time, spent, strict=True)]
         begins = [t + again for t, again in zip([0, *accumulate(whole)], [*spent, 0], strict=True)]
         wished = trips(self.problem, away, self.careful, begins, events)
-        live = _by_instant(self.problem, found.problem, found.events)
+        live = by_instant(self.problem, found.problem, found.events)
         taken = relaxed(self.problem, taken, wished, live, self.budget)
         problem = with_trips(self.problem, taken)
         outcome = evaluate(problem, carried(self.problem, problem, events))
@@ -301,7 +359,7 @@ class _Away:
 
         Times are never quite as measured: a plan whose copies end just in time would wait for them.
         """
-        cost = _overhead(found.problem, found.events, self.careful)
+        cost = overhead(found.problem, found.events, self.careful)
         return replace(found, cost=cost, bound=0, method=f"offload, {found.method}")
 
 
@@ -323,7 +381,7 @@ def with_offload(
     best = search.best
     if best is None:
         return None, search.bound, search.impossible
-    cost = _overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
+    cost = overhead(best.problem, best.events, link) if best.problem.fetched else best.cost
     spent = time.monotonic() - search.began
     bound = min(search.bound, cost)
     best = replace(best, cost=cost, bound=bound, solve_seconds=spent, interrupted=search.interrupted)
@@ -334,60 +392,3 @@ def with_offload(
 def slowed(link: Link, share: float) -> Link:
     """A link with a share of the rates."""
     return replace(link, to_host=link.to_host * share, to_device=link.to_device * share)
-
-
-def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
-    """A schedule of a problem as one of the same problem with other storages away."""
-    place = _places(source, target)
-    return frozenset((place[t], place[v]) for t, v in events)
-
-
-def _by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
-    """The most bytes that are live before or while each operator of ``source`` runs."""
-    outcome = evaluate(problem, events)
-    place = _places(problem, source)
-    found = [0] * len(source.ops)
-    for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
-        found[place[instant]] = max(found[place[instant]], live)
-    return found
-
-
-def _places(source: Problem, target: Problem) -> list[int]:
-    """For each operator of a problem its place in another; for a copy that of the operator after it."""
-    known = {op: k for k, op in enumerate(target.ops) if op >= 0}
-    found, at = [0] * len(source.ops), len(target.ops) - 1
-    for k in reversed(range(len(source.ops))):
-        found[k] = at = known.get(source.ops[k], at)
-    return found
-
-
-def _overhead(problem: Problem, events: Iterable[Event], link: Link) -> int:
-    """Time beyond that of the plain step: running again, and waiting for copies."""
-    seconds = _seconds(problem)
-    program = lower(problem, events)
-    timeline = simulate(problem.graph, program, seconds=seconds, short=_short(problem), link=link)
-    return max(0, ceil((sum(timeline.seconds) - sum(seconds)) * problem.scale * (1 - 1e-9)))
-
-
-def _waits(problem: Problem, events: Iterable[Event], link: Link) -> dict[int, float]:
-    """Seconds that are spent waiting for copies, by storage."""
-    lanes = Lanes(problem.graph, link)
-    program, seconds = lower(problem, events), _seconds(problem)
-    simulate(problem.graph, program, seconds=seconds, short=_short(problem), lanes=lanes)
-    number = {tensor: s for s, tensor in enumerate(problem.owner)}
-    return {number[tensor]: wait for tensor, wait in lanes.waited.items()}
-
-
-def _seconds(problem: Problem) -> list[float]:
-    """What each operator of the graph takes."""
-    seconds = [0.0] * len(problem.graph.ops)
-    for op, spent in zip(problem.ops, problem.time, strict=True):
-        if op >= 0:
-            seconds[op] = problem.seconds(spent)
-    return seconds
-
-
-def _short(problem: Problem) -> dict[int, float]:
-    """Seconds of short second runs, by operator of the graph."""
-    pairs = zip(problem.ops, problem.repeat, strict=True)
-    return {op: problem.seconds(spent) for op, spent in pairs if op in problem.short}

@@ -11,18 +11,18 @@ that take no time, one that reads the storage and one that makes it:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 from typing import TypeVar
 
 from lowtide.plan.problem.problem import Problem
-from lowtide.plan.problem.schedule import Event
+from lowtide.plan.problem.schedule import Event, evaluate, order
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.memory import on_host
 
-__all__ = ["Trip", "hurried", "prefix", "relaxed", "trips", "with_trips"]
+__all__ = ["Trip", "by_instant", "carried", "hurried", "prefix", "relaxed", "trips", "with_trips"]
 
 _T = TypeVar("_T")
 
@@ -223,3 +223,28 @@ def with_trips(problem: Problem, taken: Sequence[Trip]) -> Problem:
         sent=tuple(sorted(moved)),
         fetched=tuple(fetched),
     )
+
+
+def carried(source: Problem, target: Problem, events: Iterable[Event]) -> frozenset[Event]:
+    """A schedule of a problem as one of the same problem with other storages away."""
+    place = _places(source, target)
+    return frozenset((place[t], place[v]) for t, v in events)
+
+
+def by_instant(source: Problem, problem: Problem, events: Iterable[Event]) -> list[int]:
+    """The most bytes that are live before or while each operator of ``source`` runs."""
+    outcome = evaluate(problem, events)
+    place = _places(problem, source)
+    found = [0] * len(source.ops)
+    for (instant, _), live in zip(order(problem, outcome.events), outcome.live, strict=True):
+        found[place[instant]] = max(found[place[instant]], live)
+    return found
+
+
+def _places(source: Problem, target: Problem) -> list[int]:
+    """For each operator of a problem its place in another; for a copy that of the operator after it."""
+    known = {op: k for k, op in enumerate(target.ops) if op >= 0}
+    found, at = [0] * len(source.ops), len(target.ops) - 1
+    for k in reversed(range(len(source.ops))):
+        found[k] = at = known.get(source.ops[k], at)
+    return found

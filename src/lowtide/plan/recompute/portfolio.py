@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
 from lowtide.errors import InfeasibleError
@@ -301,7 +302,10 @@ class _Search(State):
             effort = Effort(2_000, left, SLACK / 2) if self.large else Effort(20_000, left)
             known = self.best is not None and self.there is None
             result = cuts.solve(effort, start=self.best.events if known and self.best else None)
-            if not result.feasible:
+            left = min(self.left(), (end - time.monotonic()) / 2)
+            if left > 0 and (self.best is None or self.best.cost > cuts.bound):
+                cuts.split(replace(effort, seconds=left), result)
+            if not cuts.feasible:
                 self.impossible = True
                 break
             self.bound = max(self.bound, cuts.bound)
