@@ -27,6 +27,13 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 10, 50)  # tracing makes many objects that live as long as it does
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_collected_once():
+    """The same for what tests before have left: torch keeps much of what it has compiled."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quiet_machine():
     """Nothing is taken for disturbed, however busy the machine is that runs the tests."""

@@ -43,7 +43,7 @@ _CHOICE = 0.5
 """Seconds for one such choice at least: most are solved in less, and plans are as good as the choice is."""
 _SLACK = 5e-4
 """What such a choice may leave open, as a share of the time of the plain step."""
-_WAITING = 0.01
+_WAITING = 0.03
 """Waiting before one instant, for what runs again, that is worth another choice; a share of the step."""
 _ROUNDS = 6
 """So often the cut program may grow."""
