@@ -82,28 +82,18 @@ def towards(branch):
     return x
 
 
-def smallest(model, x):
+def smallest_of(model, x):
     """The smallest budget for calls that go where ``x`` goes."""
+    options = {"time_limit": 0.3, "only": "recompute", "cost": "estimated"}
     with pytest.raises(InfeasibleError) as refused:
-        lowtide.fit(loss_of, model, x, budget=1, time_limit=0.3, only="recompute", cost="estimated")
+        lowtide.fit(loss_of, model, x, budget=1, **options)
     return refused.value.smallest_budget
 
 
-def test_later_branches_are_planned_with_those_before():
-    torch.manual_seed(3)
-    model = Branches()
-    twin = copy.deepcopy(model)
-    budget = int(1.15 * smallest(model, towards(2)))
-    step = compiled(budget, only="recompute", cost="estimated")
-    taken = []
-    for seed, branch in enumerate((0, 0, 0, 2, 2, 0, 1, 1, 2)):
-        x = towards(branch)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
-            taken.append(peak(model, step, x, [model.first, model.halves[branch]]))
-        assert (seed == 3) == any("not planned with" in str(one.message) for one in told)
-    assert max(taken[2:]) <= budget
+@pytest.fixture(scope="module")
+def smallest():
+    """The same for branches, by their number."""
+    return {branch: smallest_of(Branches(), towards(branch)) for branch in (0, 2)}
 
 
 def activations():
@@ -112,14 +102,23 @@ def activations():
     return sum(type(one) is torch.Tensor and one.numel() >= 256 * WIDTH for one in gc.get_objects())
 
 
-def test_graphs_that_wait_for_others_hold_no_tensors():
+def test_later_branches_are_planned_with_those_before(smallest):
     torch.manual_seed(3)
     model = Branches()
-    step = compiled(int(1.15 * smallest(model, towards(2))), only="recompute", cost="estimated")
-    before = activations()
-    for branch in (0, 0, 0, 2, 2, 1, 1):
-        step(model, towards(branch)).backward()
-    assert activations() == before
+    twin = copy.deepcopy(model)
+    budget = int(1.15 * smallest[2])
+    step = compiled(budget, only="recompute", cost="estimated")
+    taken, before = [], activations()
+    for seed, branch in enumerate((0, 0, 0, 2, 2, 0, 1, 1, 2)):
+        x = towards(branch)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert same(left_behind(model, step, x, seed), left_behind(twin, loss_of, x, seed))
+            taken.append(peak(model, step, x, [model.first, model.halves[branch]]))
+        assert (seed == 3) == any("not planned with" in str(one.message) for one in told)
+    assert max(taken[2:]) <= budget
+    del x
+    assert activations() == before  # graphs that wait for others hold none
 
 
 def test_what_is_around_later_graphs_is_what_is_noted():
@@ -139,10 +138,10 @@ def test_what_is_around_later_graphs_is_what_is_noted():
     assert taken.end == seen.end
 
 
-def test_a_branch_that_fits_no_plan_is_told_of():
+def test_a_branch_that_fits_no_plan_is_told_of(smallest):
     torch.manual_seed(3)
     model = Branches()
-    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute", cost="estimated")
+    step = compiled(int(1.05 * smallest[0]), only="recompute", cost="estimated")
     for branch in (0, 0, 0, 2):
         step(model, towards(branch)).backward()
     with pytest.warns(UserWarning, match="So may others like it: no plan fits"):
@@ -201,14 +200,13 @@ def test_gradients_that_wait_for_others_of_their_parameter_count(times):
 def test_functions_with_the_same_options_are_planned_together():
     torch.manual_seed(3)
     models = [Broken(), nn.Sequential(Broken(), Broken())]
-    options = {"budget": 0, "time_limit": 0.3, "cost": "estimated", "only": "recompute"}
     xs = [torch.randn(rows, WIDTH) for rows in (256, 128)]
-    options["budget"] = budget = int(1.2 * max(map(smallest, models, xs)))
-    steps = [
-        torch.compile(lambda m, x, k=k: k * loss_of(m, x), backend="lowtide", options=options) for k in (1, 2)
-    ]
+    budget = int(1.2 * max(map(smallest_of, models, xs)))
+    options = {"budget": budget, "time_limit": 0.3, "cost": "estimated", "only": "recompute"}
+    ways = [loss_of, lambda model, x: 2 * loss_of(model, x)]
+    steps = [torch.compile(way, backend="lowtide", options=options) for way in ways]
     taken = []
-    for _ in range(5):
+    for _ in range(4):
         taken += [peak(model, step, x) for model, step, x in zip(models, steps, xs, strict=True)]
     assert max(taken[6:]) <= budget
 
@@ -220,11 +218,11 @@ def test_other_options_are_another_step():
     assert live_step(options, PlanRequest.of("50%"), None) is not first
 
 
-def test_graphs_are_planned_again_only_so_many_times(monkeypatch):
+def test_graphs_are_planned_again_only_so_many_times(smallest, monkeypatch):
     monkeypatch.setattr("lowtide.execute.breaks.live.AGAIN", 0)
     torch.manual_seed(3)
     model = Branches()
-    step = compiled(int(1.05 * smallest(model, towards(0))), only="recompute", cost="estimated")
+    step = compiled(int(1.05 * smallest[0]), only="recompute", cost="estimated")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for branch in (0, 0, 0, 2, 2, 2):
