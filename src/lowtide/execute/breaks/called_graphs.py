@@ -35,12 +35,15 @@ class PlannedCalls:
     @property
     def taken_bytes(self) -> int:
         """The peak by the plans that the graphs have now."""
-        peak = held = 0
-        for one, around in zip(self.graphs, self.around, strict=True):
-            taken = one.taken()
-            peak = max(peak, around + held + taken.peak)
-            held += taken.held
-        return max(peak, self.end + held)
+        number = {one: k for k, one in enumerate(dict.fromkeys(self.graphs))}
+        taken = [one.taken() for one in number]
+        plans = [GraphPlan(one.peak, one.held, 0.0, None) for one in taken]
+        return shared_peak([self.sequence(number)], plans)
+
+    def sequence(self, number: Mapping[Subgraph, int]) -> CallSequence:
+        """The calls of graphs that have these numbers."""
+        pairs = zip(self.graphs, self.around, strict=True)
+        return CallSequence([GraphCall(number[one], size) for one, size in pairs], self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class PassedIn:
     parameters: Mapping[int, int]
     """Storages of parameters, with their bytes."""
     trained: Mapping[int, int]
-    """Those among them that get a gradient."""
+    """Storages of leaves that get a gradient."""
     fresh: int
     """Bytes of what the code between graphs has made, and no graph before was given."""
 
@@ -100,14 +103,10 @@ class CalledGraphs:
         self.graphs += [as_planned(one.joint, one.plan) for one in kept if one.joint and one.plan]
         self._number = {one: k for k, one in enumerate((*self.free, *kept))}
 
-    def _sequence(self, calls: PlannedCalls) -> CallSequence:
-        pairs = zip(calls.graphs, calls.around, strict=True)
-        return CallSequence([GraphCall(self._number[one], size) for one, size in pairs], calls.end)
-
     def _sequences(self, limit: int) -> list[CallSequence]:
         """All calls, as if those before might take just as much as these."""
-        before = [self._sequence(calls).with_more(limit - calls.limit) for calls in self.before]
-        return [self._sequence(self.now), *before]
+        before = [calls.sequence(self._number).with_more(limit - calls.limit) for calls in self.before]
+        return [self.now.sequence(self._number), *before]
 
     @property
     def device(self) -> str:
@@ -131,7 +130,7 @@ class CalledGraphs:
 
     def peak_bytes(self, plans: Sequence[GraphPlan[Plan]]) -> int:
         """The peak of the calls by these plans."""
-        return shared_peak([self._sequence(self.now)], plans)
+        return shared_peak([self.now.sequence(self._number)], plans)
 
     def shared(self, limit: int) -> list[GraphPlan[Plan]]:
         """Plans by which the calls take so much at most. An InfeasibleError names what works."""
@@ -162,7 +161,7 @@ class CalledGraphs:
         """
         found = least_plans(self.graphs, self._sequences(limit))
         for calls in self.before:
-            taken = shared_peak([self._sequence(calls)], found)
+            taken = shared_peak([calls.sequence(self._number)], found)
             if taken > calls.limit:
                 raise InfeasibleError(
                     "graphs that were planned before would take more than their budget",

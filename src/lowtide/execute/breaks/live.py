@@ -42,7 +42,7 @@ from lowtide.units import format_bytes
 __all__ = ["LiveGraph", "LiveStep", "live_step"]
 
 _Known = weakref.WeakKeyDictionary[Subgraph, tuple[dict[int, int], dict[int, int]]]
-"""Parameters of graphs, and those that are trained: their storages, with bytes."""
+"""Parameters of graphs, and leaves that get a gradient: their storages, with bytes."""
 
 _ORDERS = 64
 """So many orders are remembered, the last ones."""
@@ -157,18 +157,20 @@ class LiveStep(Subgraphs):
             self.remember(calls, self._before, budget)
             self.together.orders = [graphs, *self.together.orders][:_ORDERS]
             return
-        told = (
-            "the compiled function ran graphs that it was not planned with (another branch or other shapes), "
-            f"and may have taken {format_bytes(taken)} of {format_bytes(budget)}. "
-        )
         if graphs in self._over or self._again > AGAIN:
             return
         self._again += 1
         if self._again > AGAIN:
-            told += "So may others: no further graphs are planned"
+            behind = (
+                "So may others: no further graphs are planned. lowtide.fit plans such calls before it trains"
+            )
         else:
-            told += self._planned_with_others(CalledGraphs(calls, self._before))
-        warnings.warn(told, stacklevel=2)
+            behind = self._planned_with_others(CalledGraphs(calls, self._before))
+        warnings.warn(
+            "the compiled function ran graphs that it was not planned with (another branch or other shapes), "
+            f"and may have taken {format_bytes(taken)} of {format_bytes(budget)}. {behind}",
+            stacklevel=2,
+        )
 
     def _planned_with_others(self, problem: CalledGraphs) -> str:
         """Plan graphs together with those before, if they fit; what became of it, in words."""
@@ -264,9 +266,9 @@ class _Passing:
 
 
 def _parameters(arguments: Sequence[Any]) -> tuple[dict[int, int], dict[int, int]]:
-    """Parameters among these and those that are trained, by their storages, with bytes."""
+    """Parameters among these, and all leaves that get a gradient, by their storages, with bytes."""
     tensors = [one for one in arguments if isinstance(one, nn.Parameter)]
-    trained = [one for one in tensors if one.requires_grad]
+    trained = [one for one in arguments if has_storage(one) and one.is_leaf and one.requires_grad]
     first, second = ({storage_id(one): storage_bytes(one) for one in some} for some in (tensors, trained))
     return first, second
 

@@ -160,7 +160,8 @@ def share_budget(
         if smallest > budget:
             raise InfeasibleError(
                 f"no plan fits {format_bytes(budget)} ({budget} bytes) for the {len(graphs)} graphs of this "
-                f"step; the smallest budget with a known plan is {format_bytes(smallest)} ({smallest} bytes)",
+                f"step; the smallest budget with a known plan is {format_bytes(smallest)} ({smallest} "
+                "bytes). Give that, or take a smaller batch",
                 budget=budget,
                 smallest_budget=smallest,
                 floor=0,
