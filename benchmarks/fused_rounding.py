@@ -1,13 +1,13 @@
 """How far gradients of fused kernels are from float64, beside eager PyTorch and torch.compile.
 
     python benchmarks/fused_rounding.py [--device cpu] [--batches 16] [--budgets 100%,60%,40%] [--layout WAY]
-                                        [--patience SECONDS] [--out FILE] [STEP ...]
+                                        [--patience SECONDS] [--jobs 1] [--out FILE] [STEP ...]
 
 STEP is an address of the zoo; `/autocast` behind it runs it under autocast to bfloat16, `/bfloat16` all of it in
 bfloat16. All of the zoo with small sizes by default. BatchNorms train, dropout does not: float64 would draw other masks. A
 step whose budget is too small gets the smallest one that is known to do. `--layout channels-last` or `kept` has convolutions
 run so, instead of in the layout that is measured to be faster. Each step runs in a process of its own, with an empty
-cache of Inductor's, which is ended after --patience seconds.
+cache of Inductor's, which is ended after --patience seconds; --jobs so many of them side by side.
 
 A distance is the norm of a gradient's difference from that of the same step in float64, over the norm of the latter; the
 largest of all parameters counts. One batch says little: a ReLU or a maximum that tips is seen in every gradient before it,
@@ -28,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -277,6 +278,15 @@ def alone(asked: str, chosen: Any) -> list[str]:
     return [*found, f"| `{asked}` | {ending} | | | | | |"] if ending else found
 
 
+def each_step(steps: Sequence[str], chosen: Any) -> Iterable[Iterable[str]]:
+    """The rows of each step, in order."""
+    if chosen.here:
+        yield from (of_step(asked, chosen) for asked in steps)
+        return
+    with ThreadPoolExecutor(chosen.jobs) as several:
+        yield from several.map(lambda asked: alone(asked, chosen), steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -287,6 +297,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="in this process, with what Inductor has on disk")
     parser.add_argument("--detail", action="store_true", help="print every gradient")
     parser.add_argument("--patience", type=float, default=1800.0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("steps", nargs="*", metavar="STEP")
     chosen = parser.parse_args()
@@ -299,8 +310,8 @@ def main() -> None:
     told = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
     command = " ".join(["python benchmarks/fused_rounding.py", *sys.argv[1:]])
     text = f"# Gradients of fused kernels against float64\n\n`{command}`, {date.today()}; {told}\n\n"
-    for asked in steps:
-        for one in of_step(asked, chosen) if chosen.here else alone(asked, chosen):
+    for found in each_step(steps, chosen):
+        for one in found:
             lines.append(one)
             print(one, flush=True)
         if chosen.out is not None:  # step by step: all of the zoo takes an hour
