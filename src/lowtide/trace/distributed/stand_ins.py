@@ -117,6 +117,19 @@ def _exchanged(tensor: torch.Tensor, received: Sequence[int], *_: Any) -> torch.
     return tensor[torch.arange(count, device=tensor.device) % tensor.shape[0]]
 
 
+def _given(
+    tensor: torch.Tensor, dim: int, _: Any, receives: Sequence[int], length: int, *__: Any
+) -> torch.Tensor:
+    """The range of a dimension that others would send: its own elements, again and again."""
+    if not length or not tensor.shape[dim]:
+        return tensor.new_zeros([*tensor.shape[:dim], length, *tensor.shape[dim + 1 :]])
+    pieces = [hi - lo for lo, hi in zip(receives[1::3], receives[2::3], strict=True)]
+    beside = [tensor.new_empty([*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]) for size in pieces]
+    found = tensor.index_select(dim, torch.arange(length, device=tensor.device) % tensor.shape[dim])
+    del beside  # what arrives lies beside the result
+    return found
+
+
 def _waited(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -127,5 +140,7 @@ _STAND_INS: dict[str, Callable[..., torch.Tensor]] = {
     "all_gather_into_tensor": _gathered,
     "reduce_scatter_tensor": _scattered,
     "all_to_all_single": _exchanged,
+    "exchange": _given,
+    "add_up": _copy,
     "wait_tensor": _waited,
 }
