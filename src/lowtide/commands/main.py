@@ -25,6 +25,7 @@ from lowtide.commands.formats import formats
 from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
 from lowtide.commands.run import run
+from lowtide.commands.shard import shard
 from lowtide.commands.show import show
 from lowtide.commands.tile import tile
 from lowtide.commands.top import top
@@ -87,7 +88,22 @@ def cli() -> None:
     log.handlers[:] = [_Progress()]
 
 
-for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile, address):
+for command in (
+    demo,
+    show,
+    top,
+    diff,
+    convert,
+    formats,
+    profile,
+    doctor,
+    run,
+    plan,
+    check,
+    tile,
+    address,
+    shard,
+):
     cli.add_command(command)
 
 
