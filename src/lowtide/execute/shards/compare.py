@@ -56,6 +56,7 @@ def measure_share(
         share.step, share.model, *parts, budget=budget, time_limit=time_limit, verify=False, fullgraph=True
     )
     distributed.barrier()
+    plan = step.plan
     before = wires[0].sent_bytes
     torch.manual_seed(0)
     _, seen = watch_cpu(lambda _: step(share.model, *parts).backward())
@@ -83,6 +84,6 @@ def measure_share(
         sent,
         abs(float(loss) - float(expected)),
         max(differences, default=0.0),
-        step.plan.predicted.peak_bytes,
-        step.plan.budget_bytes,
+        plan.predicted.peak_bytes,
+        plan.budget_bytes,
     )

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.trace.distributed.wires import wire_of
+from lowtide.trace.distributed.wires import Wire, wire_of
 
-__all__ = ["ADD_UP", "EXCHANGE", "SPREAD"]
+__all__ = ["ADD_UP", "EXCHANGE", "SPREAD", "exchanged"]
 
 Piece = tuple[int, int, int]
 """A device, and from where to where."""
@@ -33,24 +33,28 @@ def _with(x: Tensor, dim: int, length: int) -> list[int]:
     return [*x.shape[:dim], length, *x.shape[dim + 1 :]]
 
 
+def exchanged(
+    x: Tensor, dim: int, sends: Sequence[int], receives: Sequence[int], length: int, wire: Wire
+) -> Tensor:
+    """The range of a dimension that comes over a wire; what arrives at one place twice is added up."""
+    mine = wire.place
+    found = x.new_zeros(_with(x, dim, length))
+    out = [(to, x.narrow(dim, lo, hi - lo)) for to, lo, hi in _pieces(sends)]
+    into = [(come, found.narrow(dim, lo, hi - lo)) for come, lo, hi in _pieces(receives)]
+    arrived = [None if come == mine else x.new_empty(place.shape) for come, place in into]
+    come = [(k, one) for (k, _), one in zip(into, arrived, strict=True) if one is not None]
+    wire.swap([(to, piece.contiguous()) for to, piece in out if to != mine], come)
+    kept = iter([piece for to, piece in out if to == mine])
+    for (_, place), one in zip(into, arrived, strict=True):  # in the order of the devices
+        place.add_(next(kept) if one is None else one)
+    return found
+
+
 @torch.library.custom_op("lowtide::exchange", mutates_args=())
 def _exchange(
     x: Tensor, dim: int, sends: Sequence[int], receives: Sequence[int], length: int, alike: bool, wire: str
 ) -> Tensor:
-    """What arrives at one place several times is added up."""
-    there = wire_of(wire)
-    found = x.new_zeros(_with(x, dim, length))
-    out = [(to, x.narrow(dim, lo, hi - lo)) for to, lo, hi in _pieces(sends)]
-    into = [(come, found.narrow(dim, lo, hi - lo)) for come, lo, hi in _pieces(receives)]
-    arrived = [torch.empty(place.shape, dtype=x.dtype, device=x.device) for _, place in into]
-    there.swap(
-        [(to, piece.contiguous()) for to, piece in out if to != there.place],
-        [(come, one) for (come, _), one in zip(into, arrived, strict=True) if come != there.place],
-    )
-    kept = iter([piece for to, piece in out if to == there.place])
-    for (come, place), one in zip(into, arrived, strict=True):  # in the order of the devices
-        place.add_(next(kept) if come == there.place else one)
-    return found
+    return exchanged(x, dim, sends, receives, length, wire_of(wire))
 
 
 @_exchange.register_fake

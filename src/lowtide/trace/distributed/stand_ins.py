@@ -18,6 +18,8 @@ from lowtide.distributed_internals import is_distributed, several_processes
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import TorchDispatchMode
 from lowtide.trace.distributed.collectives import is_collective, name_of
+from lowtide.trace.distributed.exchange import exchanged
+from lowtide.trace.distributed.wires import wire_of
 
 __all__ = ["StandIns", "alone", "nothing_sent"]
 
@@ -117,17 +119,33 @@ def _exchanged(tensor: torch.Tensor, received: Sequence[int], *_: Any) -> torch.
     return tensor[torch.arange(count, device=tensor.device) % tensor.shape[0]]
 
 
+class _Silent:
+    """A wire over which nothing comes."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def swap(
+        self, _: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        for __, one in receives:
+            one.zero_()
+
+    def add_up(self, x: torch.Tensor) -> None:
+        """It has all there is."""
+
+
 def _given(
-    tensor: torch.Tensor, dim: int, _: Any, receives: Sequence[int], length: int, *__: Any
+    tensor: torch.Tensor,
+    dim: int,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    length: int,
+    _: Any,
+    wire: str,
 ) -> torch.Tensor:
-    """The range of a dimension that others would send: its own elements, again and again."""
-    if not length or not tensor.shape[dim]:
-        return tensor.new_zeros([*tensor.shape[:dim], length, *tensor.shape[dim + 1 :]])
-    pieces = [hi - lo for lo, hi in zip(receives[1::3], receives[2::3], strict=True)]
-    beside = [tensor.new_empty([*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]) for size in pieces]
-    found = tensor.index_select(dim, torch.arange(length, device=tensor.device) % tensor.shape[dim])
-    del beside  # what arrives lies beside the result
-    return found
+    """Zeros in place of what others would send."""
+    return exchanged(tensor, dim, sends, receives, length, _Silent(wire_of(wire).place))
 
 
 def _waited(tensor: torch.Tensor) -> torch.Tensor:
