@@ -28,6 +28,7 @@ from lowtide.formats.registry import FORMATS, read_file, recognise, write_file
 from lowtide.report.summary import summarise
 from lowtide.report.terminal import print_summary
 from tests.conftest import document_path
+from tests.formats.snapshots import pickled
 from tests.mutate import mutated
 
 
@@ -46,6 +47,7 @@ CASES = {
     "csv": Case("csv"),
     "dot": Case("dot"),
     "native": Case("native", is_json=True),
+    "snapshot": Case("snapshot"),
 }
 
 _WRITTEN_OFTEN = 60
@@ -58,6 +60,8 @@ def document(name: str) -> bytes:
     numbers = {"chainer": "000", "megengine": "001", "dataflow": "002", "tensorflow": "003", "tilelog": "004"}
     if name in numbers:
         return document_path(numbers[name]).read_bytes()
+    if name == "snapshot":
+        return pickled()
     if name == "dot":
         return dot.write(dataflow.read(document("dataflow"))).data
     step = chainer.read(document("chainer"))

@@ -9,7 +9,18 @@ from lowtide.collector import collector_paused
 from lowtide.cost import Step
 from lowtide.errors import ConvertError, FormatError
 from lowtide.files import read_bytes, write_atomically
-from lowtide.formats import chainer, csvfile, dataflow, dot, megengine, native, tensorflow, tilelog, trace
+from lowtide.formats import (
+    chainer,
+    csvfile,
+    dataflow,
+    dot,
+    megengine,
+    native,
+    pytorch,
+    tensorflow,
+    tilelog,
+    trace,
+)
 from lowtide.formats.base import Format, Written
 from lowtide.suggest import did_you_mean
 
@@ -26,6 +37,7 @@ _ALL = (
     dot.FORMAT,
     dot.SVG_FORMAT,
     trace.FORMAT,
+    pytorch.SNAPSHOT_FORMAT,
 )
 
 FORMATS: dict[str, Format] = {one.name: one for one in _ALL}
