@@ -38,6 +38,7 @@ _ALL = (
     dot.SVG_FORMAT,
     trace.FORMAT,
     pytorch.SNAPSHOT_FORMAT,
+    pytorch.PROFILER_FORMAT,
 )
 
 FORMATS: dict[str, Format] = {one.name: one for one in _ALL}

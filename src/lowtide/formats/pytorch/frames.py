@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from lowtide.graph import Phase, Source
 
-__all__ = ["NOBODY", "Requester", "requester_of"]
+__all__ = ["NOBODY", "Requester", "is_library", "requester_of"]
 
 _ATEN = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\b")
 _ENGINE = re.compile(r"torch::autograd::Engine|^_engine_run_backward$")
@@ -17,6 +18,7 @@ _TRACED = re.compile(r'File "([^"\n]+)", line (\d{1,9}), in ([^\s,]+)')
 _SEPARATOR = re.compile(r"[/\\]")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/torch/", "torchinductor", "<frozen ", "/lib/python3.")
 """Parts of paths of Python files that are not the user's."""
+_STANDARD = sys.stdlib_module_names | {"torch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Requester:
 
 NOBODY = Requester()
 """For events without frames."""
+
+
+def is_library(file: str) -> bool:
+    """Whether a Python file is none of the user's, by its path; profilers leave out where packages lie."""
+    first = _SEPARATOR.split(file)[0].removesuffix(".py")
+    return first in _STANDARD or any(part in file for part in _LIBRARY)
 
 
 def requester_of(frames: Iterable[Any]) -> Requester:
@@ -55,7 +63,7 @@ def requester_of(frames: Iterable[Any]) -> Requester:
             traced = _last_of(original)
         if file.endswith(".py") and 0 < line < 1 << 31:
             found = found or (file, line, name)
-            if user is None and not any(part in file for part in _LIBRARY):
+            if user is None and not is_library(file):
                 user = (file, line, name)
     best = traced or user or found
     if best is None:
