@@ -22,8 +22,8 @@ from lowtide.errors import FormatError, GraphError
 from lowtide.formats.base import Format
 from lowtide.formats.pytorch.frames import is_library
 from lowtide.formats.pytorch.profiler_events import (
-    Call,
     Thread,
+    ThreadCall,
     TraceEvent,
     nested_calls,
     read_events,
@@ -119,7 +119,7 @@ def _operators(events: Sequence[TraceEvent]) -> list[_Operator]:
     return sorted(found, key=lambda one: one.start)
 
 
-def _context(call: Call) -> _Context:
+def _context(call: ThreadCall) -> _Context:
     """What is known from the calls around, and from this one."""
     around: _Context = call.parent.facts if call.parent is not None else _Context()
     event = call.event

@@ -12,7 +12,7 @@ import msgspec
 
 from lowtide.errors import FormatError
 
-__all__ = ["Call", "Thread", "TraceEvent", "nested_calls", "read_events", "recognise_events"]
+__all__ = ["Thread", "ThreadCall", "TraceEvent", "nested_calls", "read_events", "recognise_events"]
 
 _HEAD = re.compile(rb"\s*\{")
 _KEY = re.compile(rb'"traceEvents"\s*:')
@@ -62,11 +62,11 @@ class _Trace(msgspec.Struct):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ThreadCall:
     """A call on a thread, and the call that it is part of."""
 
     event: TraceEvent
-    parent: Call | None
+    parent: ThreadCall | None
     called: int = 0
     """How many operators it calls itself."""
     facts: Any = field(default=None)
@@ -129,7 +129,7 @@ def _unpacked(data: bytes) -> bytes:
     return text
 
 
-def nested_calls(events: Iterable[TraceEvent]) -> list[Call]:
+def nested_calls(events: Iterable[TraceEvent]) -> list[ThreadCall]:
     """Calls by thread, each behind the call that it is part of."""
     threads: dict[Thread, list[TraceEvent]] = {}
     for event in events:
@@ -137,13 +137,13 @@ def nested_calls(events: Iterable[TraceEvent]) -> list[Call]:
     return [call for calls in threads.values() for call in _nested(calls)]
 
 
-def _nested(events: Sequence[TraceEvent]) -> list[Call]:
-    found: list[Call] = []
-    around: list[Call] = []
+def _nested(events: Sequence[TraceEvent]) -> list[ThreadCall]:
+    found: list[ThreadCall] = []
+    around: list[ThreadCall] = []
     for event in sorted(events, key=lambda one: (one.ts, -one.dur)):
         while around and event.ts >= around[-1].event.end:
             around.pop()
-        call = Call(event, around[-1] if around else None)
+        call = ThreadCall(event, around[-1] if around else None)
         if call.parent is not None and event.cat == "cpu_op":
             call.parent.called += 1
         found.append(call)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from lowtide.formats.pytorch.profiler_events import Thread, TraceEvent
 
-__all__ = ["Allocated", "Held", "allocations"]
+__all__ = ["Allocated", "HeldMemory", "allocations"]
 
 _CPU, _CUDA = 0, 1
 
 
 @dataclass(slots=True)
-class Held:
+class HeldMemory:
     """Memory from when it was allocated until it was freed; operators by their position."""
 
     address: int
@@ -30,7 +30,7 @@ class Allocated:
     """What was allocated on one device."""
 
     device: str = ""
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldMemory] = field(default_factory=list)
     live_bytes: list[int] = field(default_factory=list)
     """What was there before; then the most from the start of each operator to the start of the next."""
 
@@ -73,25 +73,25 @@ def allocations(
     chosen.sort(key=lambda event: event.ts)
     places = _Places(spans)
     found = Allocated(_device(chosen[0]), live_bytes=[0] * (len(spans) + 1))
-    live: dict[int, Held] = {}
+    live: dict[int, HeldMemory] = {}
     changes: list[tuple[int, int]] = []
     for event in chosen:
         address, size = event.whole("Addr") or 0, event.whole("Bytes") or 0
         at = places.running(event.thread, event.ts)
         if size > 0:
-            live[address] = Held(address, size, at)
+            live[address] = HeldMemory(address, size, at)
             found.held.append(live[address])
         else:
             one = live.pop(address, None)
             if one is None:
-                one = Held(address, -size, -1)
+                one = HeldMemory(address, -size, -1)
                 found.held.append(one)
             one.last = max(at, one.first)
         changes.append((places.started(event.ts), size))
     before = sum(one.bytes for one in found.held if one.first < 0 and one.last is not None)
     rest = (chosen[0].whole("Total Allocated") or 0) - (chosen[0].whole("Bytes") or 0) - before
     if rest > 0:
-        found.held.append(Held(0, rest, -1))
+        found.held.append(HeldMemory(0, rest, -1))
     _follow(found, changes, before + max(0, rest))
     return found
 
