@@ -205,7 +205,7 @@ def test_perfetto_counts_the_bytes(loaded):
 def test_perfetto_has_a_track_for_each_tensor(loaded):
     step, processor = loaded
     rows = processor.query(
-        "select slice.name as name, track_id, dur, extract_arg(arg_set_id, 'args.bytes') as bytes from slice "
+        "select slice.name as name, slice.track_id as track, dur, extract_arg(slice.arg_set_id, 'args.bytes') as bytes from slice "
         "join process_track on slice.track_id = process_track.id join process using (upid) "
         "where category = 'lifetime' and process.name = 'memory'"
     )
