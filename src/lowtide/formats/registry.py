@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from lowtide.collector import collector_paused
 from lowtide.cost import Step
@@ -89,12 +90,19 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
-    """Write the step in the named format, whole or not at all, and return what was written."""
+def write_file(
+    step: Step, name: str, path: str | os.PathLike[str], *, boxes: int | Literal["all"] | None = None
+) -> Written:
+    """Write the step in the named format, whole or not at all, and return what was written.
+
+    A picture is folded into at most so many ``boxes``, or shows ``"all"``; None leaves it to the format.
+    """
     format_ = format_named(name)
     if format_.write is None:
         raise ConvertError(f"the format {name!r} can only be read")
     try:
+        if boxes is not None:
+            return _drawn(format_, step, path, boxes)
         written = format_.write(step)
         if format_.read is not None and format_ is not native.FORMAT:
             _read_back(format_, written.data)
@@ -102,6 +110,15 @@ def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
         raise ConvertError(f"{name} cannot hold this step: its attributes are nested too deeply") from None
     except UnicodeEncodeError:
         raise ConvertError(f"{name} cannot hold this step: a name in it is half a character") from None
+    write_atomically(path, written.data)
+    return written
+
+
+def _drawn(format_: Format, step: Step, path: str | os.PathLike[str], boxes: int | Literal["all"]) -> Written:
+    if format_.draw is None:
+        pictures = ", ".join(one.name for one in FORMATS.values() if one.draw is not None)
+        raise ConvertError(f"the format {format_.name!r} is no picture: only {pictures} can be folded")
+    written = format_.draw(step, None if boxes == "all" else boxes)
     write_atomically(path, written.data)
     return written
 
