@@ -15,7 +15,18 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs", "nested"}
+BASE = {
+    "errors",
+    "printable",
+    "units",
+    "suggest",
+    "files",
+    "documents",
+    "collector",
+    "needs",
+    "nested",
+    "notebook",
+}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
@@ -23,6 +34,7 @@ MAY_IMPORT = {
     "suggest": set(),
     "collector": set(),
     "nested": set(),
+    "notebook": {"printable", "units"},
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},

@@ -23,6 +23,7 @@ from lowtide.formats import (
     trace,
 )
 from lowtide.formats.base import Format, Written
+from lowtide.graph.shown import graph_html
 from lowtide.suggest import did_you_mean
 
 __all__ = ["FORMATS", "Loaded", "format_named", "read_file", "recognise", "write_file"]
@@ -54,6 +55,10 @@ class Loaded:
     step: Step
     format: Format
     path: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return graph_html(self.step.graph, self.step.timeline, title=f"{self.path}: {self.format.title}")
 
 
 def recognise(data: bytes) -> Format:
