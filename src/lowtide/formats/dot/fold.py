@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from lowtide.graph import Graph, Op, Phase
 
-__all__ = ["Group", "fold", "module_path"]
+__all__ = ["FoldedGroup", "fold", "module_path"]
 
 _IN_MODULE = re.compile(r"\S+ \((?P<module>[^()]+)\)")
 _SEPARATOR = re.compile(r"[./]")
@@ -18,7 +18,7 @@ _OUTSIDE = "outside of modules"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FoldedGroup:
     """Operators that are drawn as one box."""
 
     title: str
@@ -38,10 +38,10 @@ def module_path(op: Op) -> tuple[str, ...]:
     return () if parts[0] == op.kind or any(sign in op.label for sign in (" ", "::", "(", "[")) else parts
 
 
-def fold(graph: Graph, boxes: int) -> list[Group]:
+def fold(graph: Graph, boxes: int) -> list[FoldedGroup]:
     """At most ``boxes`` groups, or one a phase, in the order in which their first operators run."""
     paths = _paths(graph)
-    groups: list[Group] = []
+    groups: list[FoldedGroup] = []
     for depth in range(1, max(map(len, paths), default=0) + 1):
         found = _at_depth(graph, paths, depth)
         if len(found) > boxes:
@@ -69,16 +69,16 @@ def _paths(graph: Graph) -> list[tuple[str, ...]]:
     return paths
 
 
-def _single(graph: Graph) -> list[Group]:
-    return [Group(op.label, op.phase, (k,)) for k, op in enumerate(graph.ops)]
+def _single(graph: Graph) -> list[FoldedGroup]:
+    return [FoldedGroup(op.label, op.phase, (k,)) for k, op in enumerate(graph.ops)]
 
 
-def _at_depth(graph: Graph, paths: Sequence[tuple[str, ...]], depth: int) -> list[Group]:
+def _at_depth(graph: Graph, paths: Sequence[tuple[str, ...]], depth: int) -> list[FoldedGroup]:
     """A group for each phase and each path of at most this depth."""
     found: dict[tuple[Phase, tuple[str, ...]], list[int]] = {}
     for k, op in enumerate(graph.ops):
         found.setdefault((op.phase, paths[k][:depth]), []).append(k)
-    return [Group(_title(graph, ops, path), phase, tuple(ops)) for (phase, path), ops in found.items()]
+    return [FoldedGroup(_title(graph, ops, path), phase, tuple(ops)) for (phase, path), ops in found.items()]
 
 
 def _title(graph: Graph, ops: Sequence[int], path: tuple[str, ...]) -> str:
@@ -87,7 +87,7 @@ def _title(graph: Graph, ops: Sequence[int], path: tuple[str, ...]) -> str:
     return ("/" if any("/" in graph.ops[k].label for k in ops) else ".").join(path)
 
 
-def _cut(groups: Sequence[Group], boxes: int) -> list[Group]:
+def _cut(groups: Sequence[FoldedGroup], boxes: int) -> list[FoldedGroup]:
     """Groups of one phase that follow each other become one, each phase by its share of the boxes."""
     found = []
     for phase in Phase:
@@ -99,7 +99,7 @@ def _cut(groups: Sequence[Group], boxes: int) -> list[Group]:
     return sorted(found, key=lambda group: group.ops)
 
 
-def _joined(groups: Sequence[Group]) -> Group:
+def _joined(groups: Sequence[FoldedGroup]) -> FoldedGroup:
     first, last = groups[0], groups[-1]
     title = first.title if first is last else f"{first.title} … {last.title}"
-    return Group(title, first.phase, tuple(sorted(k for group in groups for k in group.ops)))
+    return FoldedGroup(title, first.phase, tuple(sorted(k for group in groups for k in group.ops)))

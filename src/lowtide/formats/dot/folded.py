@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from lowtide.cost import Step
 from lowtide.formats.base import Written
-from lowtide.formats.dot.fold import Group, fold
+from lowtide.formats.dot.fold import FoldedGroup, fold
 from lowtide.formats.dot.read import quote
 from lowtide.formats.dot.write import PHASE_COLOUR, attributes, label
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase, Role
@@ -41,7 +41,7 @@ class _Drawing:
     """Groups with what passes between them."""
 
     graph: Graph
-    groups: list[Group]
+    groups: list[FoldedGroup]
     between: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """Storages that one group writes and another reads."""
     parameters: dict[int, set[int]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def write_folded(step: Step, boxes: int = BOXES) -> Written:
     return Written("\n".join(lines).encode(), (loss, "a picture: it cannot be read back"))
 
 
-def _drawing(graph: Graph, groups: list[Group]) -> _Drawing:
+def _drawing(graph: Graph, groups: list[FoldedGroup]) -> _Drawing:
     drawing = _Drawing(graph, groups)
     storage = graph.storages()
     place = {k: number for number, group in enumerate(groups) for k in group.ops}
