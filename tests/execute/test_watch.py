@@ -49,7 +49,7 @@ def test_a_planned_step_takes_what_was_predicted(small):
         assert one.peak_bytes == pytest.approx(one.predicted_bytes, rel=0.01)
         assert one.peak_bytes <= one.limit_bytes == step.plan.budget_bytes
     assert watched.report().startswith("watched    3 steps on cpu\nbudget ")
-    assert "over what was predicted" in watched.report()
+    assert watched.report().endswith("% of the budget, as predicted")
 
 
 def test_a_plan_is_watched_as_its_step_is(small):
@@ -63,6 +63,7 @@ def test_what_comes_beside_the_step_is_warned_of(small):
     step, model, x = small
     with pytest.warns(MemoryWarning) as caught, lowtide.watch(step) as watched:
         train(step, model, x, watched, momentum=0.9)
+    assert "% over what was predicted" in watched.report()
     first, later = watched.steps[0].peak_bytes, watched.steps[1].peak_bytes
     state = sum(p.nbytes for p in model.parameters())
     assert later - first == state

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import json_option, print_json, say
+from lowtide.commands.common import json_option, load, print_json, say
 from lowtide.files import check_outputs
-from lowtide.formats.registry import format_named, read_file, write_file
+from lowtide.formats.registry import format_named, write_file
 from lowtide.printable import printable
 
 __all__ = ["convert"]
@@ -32,7 +32,7 @@ def convert(file: str, target: str, output: str, fold: int | None, whole: bool, 
         raise click.UsageError("--fold draws groups and --all every operator; give one of them")
     format_named(target)
     check_outputs(output, inputs=[file])
-    loaded = read_file(file)
+    loaded = load(file)
     written = write_file(loaded.step, target, output, boxes="all" if whole else fold)
     if as_json:
         losses = list(written.losses)

@@ -25,6 +25,7 @@ from lowtide.units import format_bytes
 
 __all__ = ["Watch", "WatchedStep", "watch"]
 
+_SAME = 5e-4
 _ROUNDING = 1.01
 """A step that takes what its plan promises is no reason to warn, however close to the budget that is."""
 
@@ -152,7 +153,8 @@ class Watch:
             lines.append(f"predicted  {format_bytes(most.predicted_bytes)}")
         beyond = ""
         if most.predicted_bytes:
-            beyond = f", {most.peak_bytes / most.predicted_bytes - 1:+.1%} over what was predicted"
+            over = most.peak_bytes / most.predicted_bytes - 1
+            beyond = f", {over:+.1%} over what was predicted" if abs(over) >= _SAME else ", as predicted"
         took = f"{format_bytes(most.peak_bytes)} in step {most.number}"
         lines.append(f"peak       {took}: {most.peak_bytes / most.limit_bytes:.0%} of the budget{beyond}")
         return "\n".join(lines)

@@ -26,7 +26,7 @@ from lowtide.formats.base import Format, Written
 from lowtide.graph.shown import graph_html
 from lowtide.suggest import did_you_mean
 
-__all__ = ["FORMATS", "Loaded", "format_named", "read_file", "recognise", "write_file"]
+__all__ = ["FORMATS", "Loaded", "format_named", "read_data", "read_file", "recognise", "write_file"]
 
 _ALL = (
     native.FORMAT,
@@ -75,7 +75,11 @@ def recognise(data: bytes) -> Format:
 def read_file(path: str | os.PathLike[str]) -> Loaded:
     """Read a file of any known format."""
     name = os.fspath(path)
-    data = read_bytes(name)
+    return read_data(read_bytes(name), name)
+
+
+def read_data(data: bytes, name: str) -> Loaded:
+    """Read the contents of a file of any known format."""
     try:
         format_ = recognise(data)
         assert format_.read is not None

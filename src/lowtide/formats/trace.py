@@ -25,6 +25,7 @@ __all__ = ["FORMAT", "write"]
 MAX_TRACKS = 2000
 """More tracks than this do not help anybody: the largest tensors have one."""
 _DIRECTIONS = ((re.compile(r"DtoH", re.I), "to the host"), (re.compile(r"HtoD", re.I), "to the device"))
+_FIRST_LANE = 100
 _DEVICE, _HOST, _MEMORY = 1, 2, 3
 _PROCESSES = {_DEVICE: "device", _HOST: "host", _MEMORY: "memory"}
 _HELD = {
@@ -56,7 +57,7 @@ def write(step: Step) -> Written:
         losses += notes
     origin = min((span.start for span in spans), default=0.0)
     events = _metadata(spans, step)
-    lanes = {name: k for k, name in enumerate(_lanes(spans, step))}
+    lanes = _lanes(spans, step)
     for span in spans:
         events += _events(step, span, lanes, origin)
     timeline = _timeline(step)
@@ -105,8 +106,10 @@ def _direction(op: Op) -> str:
     return next((words for pattern, words in _DIRECTIONS if pattern.search(said)), "")
 
 
-def _lanes(spans: tuple[Span, ...], step: Step) -> list[str]:
-    return list(dict.fromkeys(_lane(step, span) for span in spans))
+def _lanes(spans: tuple[Span, ...], step: Step) -> dict[str, int]:
+    """The number of each lane; Perfetto takes 0, and the number of the process, for something else."""
+    names = dict.fromkeys(_lane(step, span) for span in spans)
+    return {name: _FIRST_LANE + k for k, name in enumerate(names)}
 
 
 def _metadata(spans: tuple[Span, ...], step: Step) -> list[dict[str, Any]]:
@@ -114,7 +117,7 @@ def _metadata(spans: tuple[Span, ...], step: Step) -> list[dict[str, Any]]:
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         for pid, name in _PROCESSES.items()
     ]
-    lanes = {name: k for k, name in enumerate(_lanes(spans, step))}
+    lanes = _lanes(spans, step)
     for pid, lane in dict.fromkeys((_HOST if s.host else _DEVICE, _lane(step, s)) for s in spans):
         events.append(
             {"ph": "M", "name": "thread_name", "pid": pid, "tid": lanes[lane], "args": {"name": lane}}
