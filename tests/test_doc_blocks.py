@@ -10,7 +10,7 @@ BLOCKS = {
     (
         "running.md",
         "## Watching memory while training runs",
-    ): "watched    4 steps on cpu\nbudget     1.73 MiB",
+    ): "watched    4 steps on cpu\nbudget     ",
     ("integrations.md", "## Notebooks"): "",
     ("formats.md", "## `profiler`: traces of `torch.profiler`, read only"): "",
 }
