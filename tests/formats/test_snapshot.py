@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from lowtide.commands.main import cli
 from lowtide.errors import FormatError
 from lowtide.formats import native
+from lowtide.formats.pytorch.frames import is_library
 from lowtide.formats.pytorch.snapshot import read_snapshot
 from lowtide.formats.registry import recognise
 from lowtide.graph import Phase
@@ -278,3 +279,25 @@ def test_it_is_read_only(file, tmp_path):
     assert not (tmp_path / "x").exists()
     run("convert", file, "--to", "csv", "-o", tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().startswith("id,lower,upper,size,offset\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/env/lib/python3.11/site-packages/torch/nn/modules/conv.py", True),
+        ("/usr/lib/python3.11/contextlib.py", True),
+        ("torch/nn/modules/module.py", True),
+        ("torch/_tensor.py", True),
+        ("contextlib.py", True),
+        ("<frozen runpy>", True),
+        ("/tmp/torchinductor_me/ab/cab.py", True),
+        (r"C:\env\Lib\site-packages\torch\nn\functional.py", True),
+        ("/home/me/torch/train.py", False),
+        ("/home/me/train.py", False),
+        ("code/train.py", False),
+        ("test/model.py", False),
+        ("train.py", False),
+    ],
+)
+def test_files_of_libraries_are_told_from_those_of_the_user(file, library):
+    assert is_library(file) is library

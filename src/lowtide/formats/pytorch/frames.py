@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,12 @@ _ATEN = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\b")
 _ENGINE = re.compile(r"torch::autograd::Engine|^_engine_run_backward$")
 _TRACED = re.compile(r'File "([^"\n]+)", line (\d{1,9}), in ([^\s,]+)')
 _SEPARATOR = re.compile(r"[/\\]")
-_LIBRARY = ("/site-packages/", "/dist-packages/", "/torch/", "torchinductor", "<frozen ", "/lib/python3.")
-"""Parts of paths of Python files that are not the user's."""
-_STANDARD = sys.stdlib_module_names | {"torch"}
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.|torchinductor|^<"
+    r"|(?:^|/)torch/(?:_|nn/|autograd/|optim/|utils/|cuda/|distributed/|amp/|fx/|jit/|functional\.py|overrides\.py)"
+    r"|^(?:contextlib|threading|functools|runpy|queue|copy)\.py$|^(?:asyncio|concurrent|multiprocessing|importlib)/"
+)
+"""Python files that are not the user's; a profiler leaves out the folder that packages are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,8 @@ NOBODY = Requester()
 
 
 def is_library(file: str) -> bool:
-    """Whether a Python file is none of the user's, by its path; profilers leave out where packages lie."""
-    first = _SEPARATOR.split(file)[0].removesuffix(".py")
-    return first in _STANDARD or any(part in file for part in _LIBRARY)
+    """Whether a Python file is none of the user's, by its path."""
+    return _LIBRARY.search(file.replace("\\", "/")) is not None
 
 
 def requester_of(frames: Iterable[Any]) -> Requester:
