@@ -198,9 +198,10 @@ def _by_role(step: Step, timeline: Timeline) -> dict[str, list[int]]:
     change: dict[Role, list[int]] = {}
     for one in timeline.lifetimes:
         role = step.graph.tensors[one.tensor].role
-        row = change.setdefault(role, [0] * (steps + 1))
-        row[one.first] += one.bytes
-        row[one.last + 1] -= one.bytes
+        if role not in change:
+            change[role] = [0] * (steps + 1)
+        change[role][one.first] += one.bytes
+        change[role][one.last + 1] -= one.bytes
     if len(change) < 2:
         return {}
     return {role.value: list(accumulate(row[:steps])) for role, row in change.items()}

@@ -72,33 +72,38 @@ class _Machine:
 
     def run(self) -> None:
         """Opcode after opcode; the most frequent ones are dealt with here, the others by their handler."""
-        data, end, memo = self.data, len(self.data), self.memo
-        while self.at < end:
-            self.opcode = at = self.at
+        data, end, memo, stack, at = self.data, len(self.data), self.memo, self.stack, self.at
+        while at < end:
             code = data[at]
-            self.at = at + 1
             if code == _BINGET and at + 1 < end and data[at + 1] in memo:
-                self.stack.append(memo[data[at + 1]])
-                self.at = at + 2
+                stack.append(memo[data[at + 1]])
+                at += 2
             elif code in _FOUR_BYTES and at + 4 < end:
                 (number,) = _INT(data, at + 1)
-                self.stack.append(number if code == _BININT else self.recalled(number))
-                self.at = at + 5
-            elif code == _MEMOIZE and self.stack:
-                memo[len(memo)] = self.stack[-1]
+                self.opcode = at
+                stack.append(number if code == _BININT else self.recalled(number))
+                at += 5
+            elif code == _MEMOIZE and stack:
+                memo[len(memo)] = stack[-1]
+                at += 1
             elif code == _BININT1 and at + 1 < end:
-                self.stack.append(data[at + 1])
-                self.at = at + 2
-            elif code == _STOP:
-                self._stop()
-                return
+                stack.append(data[at + 1])
+                at += 2
             else:
-                handler = _HANDLERS.get(code)
-                if handler is None:
-                    name = _REFUSED.get(bytes([code]))
-                    raise self.fail(f"the opcode {name or hex(code)}", _PLAIN)
-                handler(self)
+                self.opcode, self.at = at, at + 1
+                if code == _STOP:
+                    self._stop()
+                    return
+                self._handler(code)(self)
+                stack, at = self.stack, self.at
         raise FormatError("the file ends here", expected=_PLAIN, byte=end)
+
+    def _handler(self, code: int) -> Callable[[_Machine], None]:
+        handler = _HANDLERS.get(code)
+        if handler is None:
+            name = _REFUSED.get(bytes([code]))
+            raise self.fail(f"the opcode {name or hex(code)}", _PLAIN)
+        return handler
 
     def fail(self, problem: str, expected: str) -> FormatError:
         return FormatError(problem, expected=expected, byte=self.opcode)
