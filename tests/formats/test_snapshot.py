@@ -12,9 +12,11 @@ from lowtide.errors import FormatError
 from lowtide.formats import native
 from lowtide.formats.pytorch.frames import is_library
 from lowtide.formats.pytorch.snapshot import read_snapshot
-from lowtide.formats.registry import recognise
+from lowtide.formats.registry import FORMATS, recognise
 from lowtide.graph import Phase
 from tests.formats.snapshots import CONVOLUTION, Allocator, pickled, training_step
+from tests.fuzz import use
+from tests.mutate import structure
 
 
 def run(*arguments, code=0):
@@ -301,3 +303,24 @@ def test_it_is_read_only(file, tmp_path):
 )
 def test_files_of_libraries_are_told_from_those_of_the_user(file, library):
     assert is_library(file) is library
+
+
+def survive_changes(numbers):
+    """Read snapshots in which members were changed, dropped or doubled; how many were read."""
+    data = json.dumps(training_step().snapshot()).encode()
+    kept = 0
+    for number in numbers:
+        changed = json.loads(structure(random.Random(f"snapshot {number}"), data))
+        try:
+            step = read_snapshot(pickle.dumps(changed))
+        except FormatError as error:
+            assert error.byte is not None
+            continue
+        kept += 1
+        if number % 50 == 0:
+            use(step, FORMATS["snapshot"])
+    return kept
+
+
+def test_changed_snapshots_are_read_or_refused():
+    assert 20 < survive_changes(range(200)) < 200
