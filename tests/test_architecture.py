@@ -15,7 +15,18 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs", "nested"}
+BASE = {
+    "errors",
+    "printable",
+    "units",
+    "suggest",
+    "files",
+    "documents",
+    "collector",
+    "needs",
+    "nested",
+    "notebook",
+}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
@@ -23,6 +34,7 @@ MAY_IMPORT = {
     "suggest": set(),
     "collector": set(),
     "nested": set(),
+    "notebook": {"printable", "units"},
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
@@ -90,6 +102,7 @@ ROOMS = {
         "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
         "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
+        "watch": {"memory", "fit"},
         "compare": {"memory", "runtime", "compile", "backend"},
     },
 }
@@ -347,9 +360,9 @@ def test_text_for_people_goes_through_one_function():
 
 def test_the_public_names_are_these():
     assert sorted(lowtide.__all__) == [
-        "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "write",
+        "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "watch", "write",
     ]  # fmt: skip
-    assert len(lowtide.__all__) <= 10
+    assert len(lowtide.__all__) <= 11
     for name in lowtide.__all__:
         assert getattr(lowtide, name) is not None
 

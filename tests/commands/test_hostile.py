@@ -94,7 +94,7 @@ LINES = [
     (["show", "step.json"], 0),
     (["show", "kinds.json"], 0),
     (["show", "damaged.json"], 2),
-    (["show", "plan.json"], 2),
+    (["show", "plan.json"], 0),
     (["show", HOSTILE.replace("\0", "").replace("/", "")], 2),
     (["top", "step.json"], 0),
     (["top", "kinds.json", "--by", "type"], 0),

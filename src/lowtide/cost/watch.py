@@ -21,7 +21,7 @@ from lowtide.device_internals import (
     stop_memory_recorder,
 )
 
-__all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
+__all__ = ["Allocations", "CpuRecording", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 
 T = TypeVar("T")
 _PREFIX = "lowtide operator "
@@ -67,6 +67,17 @@ class _CpuMarker(Marker):
         self._open.__exit__(None, None, None)
 
 
+class CpuRecording:
+    """Allocations on the CPU by this thread, from when it is made until it is stopped."""
+
+    def __init__(self) -> None:
+        start_memory_recorder()
+
+    def stop(self) -> Allocations:
+        """What was allocated meanwhile."""
+        return _replay(event for events in stop_memory_recorder() for event in events)
+
+
 def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
     """Run a function and report its allocations on the CPU, made by the thread that calls.
 
@@ -85,13 +96,12 @@ def watch_cpu(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
 
 
 def _watched(function: Callable[[Marker], T]) -> tuple[T, Allocations]:
-    start_memory_recorder()
-    threads: list[list[Any]] = []
+    recording = CpuRecording()
     try:
         result = function(_CpuMarker())
     finally:
-        threads = stop_memory_recorder()
-    return result, _replay(event for events in threads for event in events)
+        taken = recording.stop()
+    return result, taken
 
 
 def _replay(events: Iterable[Any]) -> Allocations:
