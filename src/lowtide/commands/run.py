@@ -56,6 +56,7 @@ __all__ = ["run"]
 @offload_option
 @kernels_option
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
+@click.option("-o", "--output", metavar="FILE", help="Write all that was measured, for `lowtide report`.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @device_option
 @click.option("--seed", type=SEED, default=0, help="Of the parameters, the batch and the step [0].")
@@ -70,6 +71,7 @@ def run(
     offload: str,
     kernels: str,
     save_program: str | None,
+    output: str | None,
     timeline: str | None,
     device: str,
     seed: int,
@@ -77,7 +79,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Run a step in eager PyTorch and as a program, and compare."""
-    check_outputs(save_program, timeline, inputs=[read_for(target), program])
+    check_outputs(save_program, output, timeline, inputs=[read_for(target), program])
     leaving = parse_offload(offload)
     for name, given in (("--offload", leaving), ("--only", only)):
         if given and budget is None:
@@ -127,7 +129,8 @@ def run(
         repeats=repeats,
         progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
-    outputs = [(save_program, found.program), (timeline, found.recording)]
+    whole = found.as_file(built.name, device, plan)
+    outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
     if plan is not None:

@@ -25,6 +25,8 @@ __all__ = ["Allocations", "Marker", "timing_event", "watch_cpu", "watch_cuda"]
 
 T = TypeVar("T")
 _PREFIX = "lowtide operator "
+_INSIDE = 512
+"""Figures that are kept of what is live inside of one operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Allocations:
     end_bytes: int
     operators: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     """For each marked run of an operator: bytes before it, the most while it ran, bytes after it."""
+    inside: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """For each marked run of an operator: bytes from allocation to allocation, thinned; on the CPU alone."""
 
     def workspace_bytes(self, op: int) -> int | None:
         """The most that a run of the operator took beyond what it left behind; None if it never ran."""
@@ -99,22 +103,33 @@ def _replay(events: Iterable[Any]) -> Allocations:
     live = peak = before = most = 0
     operators: dict[int, list[tuple[int, int, int]]] = {}
     open_ranges: list[int | None] = []
+    inside: dict[int, list[tuple[int, ...]]] = {}
+    seen: list[int] = []
     for event in events:
         kind = event.kind()
         if kind == "memory_alloc":
             live += event.cpu_memory_usage()
             peak, most = max(peak, live), max(most, live)
+            seen.append(live)
         elif kind == "push":
             name = event.name()
             op = int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
             open_ranges.append(op)
             if op is not None:
                 before = most = live
+                seen = [live]
         elif kind == "pop" and open_ranges:
             op = open_ranges.pop()
             if op is not None:
                 operators.setdefault(op, []).append((before, most, live))
-    return Allocations(peak, live, operators)
+                inside.setdefault(op, []).append(_thinned(seen))
+    return Allocations(peak, live, operators, inside)
+
+
+def _thinned(values: list[int]) -> tuple[int, ...]:
+    """The largest of each run of neighbours, at most ``_INSIDE`` of them."""
+    each = max(1, -(-len(values) // _INSIDE))
+    return tuple(max(values[k : k + each]) for k in range(0, len(values), each))
 
 
 def timing_event() -> Any:

@@ -1,0 +1,245 @@
+"""The document of the page agrees with what plans predict, with the simulation, and with what was measured."""
+
+import json
+
+import msgspec
+import pytest
+
+from lowtide.cost import Step
+from lowtide.documents import decode_document, encode_document
+from lowtide.errors import PlanError
+from lowtide.formats.registry import read_file
+from lowtide.graph import Recording, Timeline
+from lowtide.plan.make.sweep import sweep
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.instructions import Loop, Run, Send
+from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.report.page import moments as moments_module
+from lowtide.report.page import thin
+from lowtide.report.page.html import embedded
+from lowtide.report.page.make import Given, report_of
+from lowtide.report.page.types import Report
+from tests.conftest import document_path
+from tests.report.page.cases import grouped, measured, offloading, recomputing, tiled
+from tests.steps import DEVICE, families
+
+PLANS = {"recomputing": recomputing, "offloading": offloading, "tiled": tiled}
+
+
+def reported(*values, **options):
+    return report_of(
+        [Given(f"case {k}", value) for k, value in enumerate(values)], title="a title", **options
+    )
+
+
+def live_by_hand(report, run, event):
+    """Bytes of all blocks at an event, with leaves and what is beside the step."""
+    blocks = run.blocks
+    sizes = report.steps[run.step].tensors.bytes
+    rows = zip(blocks.bytes, blocks.birth, blocks.death, strict=True)
+    live = sum(size for size, birth, death in rows if birth <= event < death)
+    return live + sum(sizes[row] for row in run.leaves) + run.beside_bytes
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_highest_moment_is_the_peak_that_the_plan_predicts(name):
+    plan = PLANS[name]()
+    before, after = reported(plan).runs
+    assert max(after.moments.live) == plan.predicted.peak_bytes == after.moments.live[after.moments.peak]
+    assert after.moments.seconds == pytest.approx(plan.predicted.seconds)
+    assert before.predicted.peak_bytes == plan.plain.peak_bytes
+    if name != "tiled":  # a plan in tiles does not have the step without them
+        assert max(before.moments.live) == plan.plain.peak_bytes
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_moment_is_the_sum_of_the_blocks_that_are_live(name):
+    report = reported(PLANS[name]())
+    for run in report.runs:
+        for live, event in zip(run.moments.live, run.moments.event, strict=True):
+            assert live == live_by_hand(report, run, event)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_moments_outside_of_loops_are_those_of_the_simulation(name):
+    plan = PLANS[name]()
+    after = reported(plan).runs[-1]
+    simulated = simulate(plan.graph, plan.program, workspace_bytes=plan.workspace_bytes)
+    runs = [line for line in plan.program.instructions if isinstance(line, Run)]
+    at = 0
+    for line, most in zip(runs, simulated.live_bytes, strict=True):
+        count = 1
+        if isinstance(line, Loop):
+            bodies = [plan.program.bodies[tile.body].program for tile in line.tiles]
+            count += sum(isinstance(one, Run) for body in bodies for one in body.instructions)
+        inside = after.moments.live[at : at + count]
+        assert max(inside) == most + plan.beside_bytes
+        at += count
+    assert at == len(after.moments.live)
+
+
+def test_a_loop_is_not_one_spike():
+    after = reported(tiled()).runs[-1]
+    tiles = set(after.moments.tile) - {-1}
+    assert tiles == set(range(len(after.loops[0].lo)))
+    first = [live for live, tile in zip(after.moments.live, after.moments.tile, strict=True) if tile == 0]
+    assert len(set(first)) > 3
+
+
+def test_the_operators_inside_of_a_group_have_moments_of_their_own():
+    report = reported(Step(grouped()))
+    (run,) = report.runs
+    names = [report.words[report.steps[0].operators.name[row]] for row in run.moments.operator]
+    assert names == ["inner0", "inner1", "inner2", "last"]
+    assert report.steps[0].operators.parent == (-1, -1, 0, 0, 0)
+
+
+def test_decisions_are_those_of_the_plan():
+    for plan in (recomputing(), offloading()):
+        report = reported(plan)
+        table = report.runs[-1].decisions
+        names = [report.words[word] for word in table.decision]
+        again = {line.op for line in plan.program.instructions if isinstance(line, Run)}
+        assert again
+        assert names.count("offloaded") == plan.decisions.offloaded
+        assert names.count("recomputed") >= plan.decisions.recomputed
+        assert len(set(table.tensor)) == len(table.tensor)
+        assert all(report.words[word] for word in table.reason)
+    prices = reported(recomputing()).runs[-1].decisions.price
+    spent = recomputing().predicted.seconds - recomputing().plain.seconds
+    assert sum(price or 0.0 for price in prices) == pytest.approx(spent, rel=1e-6)
+
+
+def test_copies_have_lanes_of_their_own():
+    plan = offloading()
+    lanes = {lane.name: lane for lane in reported(plan).runs[-1].lanes}
+    sends = sum(isinstance(line, Send) for line in plan.program.instructions)
+    assert len(lanes["copies to the host"].row) == sends > 0
+    for lane in lanes.values():
+        assert all(a <= b for a, b in zip(lane.start, lane.end, strict=True))
+        assert list(lane.start) == sorted(lane.start)
+
+
+def test_what_was_measured_is_drawn_apart_from_what_is_predicted():
+    run = measured()
+    report = reported(run)
+    before, after = report.runs
+    assert before.name == "eager PyTorch"
+    assert before.measured.peak_bytes == run.eager.peak_bytes
+    assert after.measured.peak_bytes == run.measured.peak_bytes
+    assert max(after.curve.live) == run.recording.timeline.peak_bytes
+    assert list(after.curve.at) == sorted(after.curve.at)
+    assert 0 <= after.curve.at[0] <= after.curve.at[-1] <= len(after.moments.live)
+    loops = [
+        k
+        for k, line in enumerate(r for r in run.program.instructions if isinstance(r, Run))
+        if isinstance(line, Loop)
+    ]
+    assert set(run.recording.timeline.inside) == set(loops)
+    inside = run.recording.timeline.inside[loops[0]]
+    assert max(inside) == run.recording.timeline.live_bytes[loops[0]]
+    assert len(set(inside)) > 3
+    assert after.check.loss_equal in (True, False)
+    assert after.check.difference < 1e-5
+
+
+def test_a_timeline_finds_the_plan_that_it_is_of():
+    run = measured()
+    report = reported(run.plan, run.recording)
+    assert report.runs[-1].curve == reported(run).runs[-1].curve
+    with pytest.raises(PlanError, match="case 1: its operators are not those of a plan"):
+        reported(recomputing(), Recording(("nothing",), Timeline((1,))))
+
+
+def test_blocks_lie_apart_in_the_arena():
+    for make in PLANS.values():
+        run = reported(make()).runs[-1]
+        blocks, layout = run.blocks, run.layout
+        assert layout.live_bytes <= layout.arena_bytes <= layout.greedy_bytes
+        rows = list(zip(blocks.birth, blocks.death, blocks.offset, blocks.bytes, strict=True))
+        for k, (birth, death, offset, size) in enumerate(rows):
+            assert offset + size <= layout.arena_bytes
+            for other in rows[:k]:
+                apart = other[2] + other[3] <= offset or offset + size <= other[2]
+                assert apart or other[1] <= birth or death <= other[0]
+
+
+def test_large_steps_are_thinned_and_say_so(monkeypatch):
+    plan = tiled()
+    whole = reported(plan).runs[-1]
+    monkeypatch.setattr(moments_module, "MOST_MOMENTS", 40)
+    report = reported(plan)
+    run = report.runs[-1]
+    assert len(run.moments.live) <= 44
+    assert run.moments.in_all == len(whole.moments.live)
+    assert max(run.moments.live) == plan.predicted.peak_bytes
+    assert any("are drawn" in note for note in report.notes)
+    monkeypatch.setattr(moments_module, "_MOST_ROWS", 64)
+    assert max(reported(plan).runs[-1].moments.live) == plan.predicted.peak_bytes
+
+
+def test_extremes_keep_the_largest_and_the_smallest():
+    import numpy as np
+
+    values = np.random.default_rng(0).integers(0, 1 << 40, 10_007)
+    kept = thin.extremes(values, 100)
+    assert len(kept) <= 102
+    assert values.max() in values[kept]
+    assert values.min() in values[kept]
+    assert list(kept) == sorted(set(kept.tolist()))
+
+
+def test_a_sweep_gives_the_curve_with_its_bound_and_the_rivals():
+    plan = recomputing()
+    costs = Costs(plan.seconds, plan.workspace_bytes, plan.cost)
+    request = PlanRequest.of("100%", only="recompute", time_limit=1.0, smallest_seconds=0.0)
+    found = sweep(plan.graph, costs, request, DeviceRoom(), shares=(1.0, 0.9))
+    curve = reported(plan, found, rival_seconds=2.0).tradeoff
+    assert curve.budget_bytes == tuple(point.budget_bytes for point in found.points)
+    assert curve.seconds == tuple(point.seconds for point in found.points)
+    for bound, seconds in zip(curve.bound_seconds, curve.seconds, strict=True):
+        assert bound <= seconds * (1 + 1e-9)
+    assert {rival.name for rival in curve.rivals} <= {"chen", "lower-sets", "dtr"}
+    assert curve.rivals
+
+
+def test_operators_have_their_work_and_the_device_its_limits():
+    step = families()
+    report = reported(step, DEVICE)
+    table = report.steps[0].operators
+    assert report.limits.bytes_per_second == DEVICE.bytes_per_second
+    for k, cost in enumerate(step.costs):
+        assert table.flop[k] == cost.flop.value
+        assert table.moved[k] == cost.bytes_moved.value
+        assert table.seconds[k] == pytest.approx(cost.seconds.value, rel=1e-4)
+
+
+@pytest.mark.parametrize("number", ["000", "001", "002", "003", "004"])
+def test_documents_of_other_frameworks_are_reported_on(number):
+    step = read_file(document_path(number)).step
+    report = reported(step)
+    assert len(report.steps[0].operators.name) == len(step.graph.ops)
+    if step.graph.ordered:
+        assert max(report.runs[0].moments.live) == step.lifetimes().peak_bytes
+
+
+def test_the_document_is_versioned_and_comes_back():
+    report = reported(recomputing())
+    data = encode_document(report)
+    assert json.loads(data)["lowtide"] == "report"
+    assert json.loads(data)["version"] == 1
+    assert decode_document(data, Report) == report
+
+
+def test_no_name_can_end_the_script_that_holds_the_document():
+    hostile = "</script><img src=x onerror=alert(1)><!-- \u2028"
+    plan = recomputing()
+    tensors = tuple(
+        msgspec.structs.replace(t, id=f"{hostile}{k}", name=hostile) for k, t in enumerate(plan.graph.tensors)
+    )
+    graph = msgspec.structs.replace(plan.graph, tensors=tensors)
+    report = reported(Step(graph))
+    text = embedded(report)
+    assert not set("<>&\u2028") & set(text)
+    assert decode_document(text.encode(), Report) == report
