@@ -74,6 +74,7 @@ export function Field(props: FieldProps) {
     at.clip();
     props.draw(pen.current);
     at.restore();
+    performance.mark("lowtide-drawn");
   }, [size, theme, from, to, props.height, x.min, x.max, x.label, y.min, y.max, y.label, ...(props.depends ?? [])]);
 
   const valueAt = (event: { clientX: number; clientY: number }) => {

@@ -42,7 +42,9 @@ def test_the_page_is_small_and_has_one_place_for_data():
 def test_the_page_asks_nobody_for_anything():
     text = PAGE.read_text()
     assert "default-src 'none'" in text
-    assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)\s*=\s*(?:[\"'](?!data:)|[^\"'\s])", text)
+    assert not re.findall(
+        r"<(?:script|link|img|iframe)[^>]+(?:src|href)\s*=\s*(?:[\"'](?!data:)|[^\"'\s])", text
+    )
     for word in ("fetch(", "XMLHttpRequest", "WebSocket", "import(", "sendBeacon", "innerHTML=", "eval("):
         found = text.count(word)
         allowed = 2 if word == "innerHTML=" else 0  # preact has it for `dangerouslySetInnerHTML`

@@ -9,7 +9,7 @@ from lowtide.cost import Step
 from lowtide.documents import decode_document, encode_document
 from lowtide.errors import PlanError
 from lowtide.formats.registry import read_file
-from lowtide.graph import Recording, Timeline
+from lowtide.graph import ACCUMULATE, Recording, Timeline
 from lowtide.plan.make.sweep import sweep
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Loop, Run, Send
@@ -85,6 +85,15 @@ def test_a_loop_is_not_one_spike():
     assert tiles == set(range(len(after.loops[0].lo)))
     first = [live for live, tile in zip(after.moments.live, after.moments.tile, strict=True) if tile == 0]
     assert len(set(first)) > 3
+
+
+def test_who_is_live_in_a_step_in_tiles_has_its_source_line():
+    plan = tiled()
+    inside = [op for body in plan.program.bodies for op in body.graph.ops if op.kind != ACCUMULATE]
+    for op in (*plan.graph.ops, *inside):
+        assert op.source is not None
+        assert op.source.file.endswith("gpt2.py")
+    assert {"blocks.0.attention", "norm"} <= {op.name for op in plan.graph.ops}
 
 
 def test_the_operators_inside_of_a_group_have_moments_of_their_own():
