@@ -16,14 +16,13 @@ sys.path.insert(0, str(FOLDER.parent.parent))
 from tests.report.page.browser import missing, started  # noqa: E402
 
 PICTURES = {
-    "report-overview": ("overview", 1000, False),
-    "report-overview-dark": ("overview", 1000, True),
-    "report-phone": ("overview", 390, False),
-    "report-decisions": ("decisions", 1000, False),
-    "report-budgets": ("budgets", 1000, False),
-    "report-layout": ("layout", 1000, False),
-    "report-graph": ("graph", 1000, False),
+    "report-overview": ("overview", 960, 1000),
+    "report-decisions": ("decisions", 960, 560),
+    "report-budgets": ("budgets", 960, 760),
+    "report-layout": ("layout", 960, 760),
+    "report-graph": ("graph", 960, 760),
 }
+"""The view, and how wide and how high its picture is at most."""
 
 
 def main(page: str) -> None:
@@ -31,12 +30,11 @@ def main(page: str) -> None:
     if missing():
         sys.exit(missing())
     with started() as browser:
-        for name, (view, width, dark) in PICTURES.items():
-            browser.size(width, 800, dark=dark)
+        for name, (view, width, height) in PICTURES.items():
+            browser.size(width, 800)
             browser.open(Path(page))
             browser.view(view)
-            browser.settle()
-            (FOLDER / f"{name}.png").write_bytes(browser.picture(most=1100 if width > 600 else 900))
+            (FOLDER / f"{name}.png").write_bytes(browser.picture(most=height))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ export interface Moments {
   operator: Column; live: Column; event: Column; start: Reals; again: Column; tile: Column;
   seconds: number | null; in_all: number; peak: number;
 }
-export interface MeasuredCurve { at: number[]; live: Column }
+export interface MeasuredCurve { at: number[]; live: Column; aligned: boolean }
 export interface Blocks {
   tensor: Column; operator: Column; use: Column; bytes: Column; birth: Column; death: Column; offset: Column;
   in_all: number; bytes_left_out: number; events: number;

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _PREFIX = "lowtide operator "
 _INSIDE = 512
 """Figures that are kept of what is live inside of one operator."""
+_CURVE = 4096
+"""The same for all that is watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Allocations:
     """For each marked run of an operator: bytes before it, the most while it ran, bytes after it."""
     inside: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """For each marked run of an operator: bytes from allocation to allocation, thinned; on the CPU alone."""
+    curve: tuple[int, ...] = ()
+    """The same for the whole watch."""
 
     def workspace_bytes(self, op: int) -> int | None:
         """The most that a run of the operator took beyond what it left behind; None if it never ran."""
@@ -105,12 +109,14 @@ def _replay(events: Iterable[Any]) -> Allocations:
     open_ranges: list[int | None] = []
     inside: dict[int, list[tuple[int, ...]]] = {}
     seen: list[int] = []
+    curve: list[int] = []
     for event in events:
         kind = event.kind()
         if kind == "memory_alloc":
             live += event.cpu_memory_usage()
             peak, most = max(peak, live), max(most, live)
             seen.append(live)
+            curve.append(live)
         elif kind == "push":
             name = event.name()
             op = int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
@@ -122,13 +128,13 @@ def _replay(events: Iterable[Any]) -> Allocations:
             op = open_ranges.pop()
             if op is not None:
                 operators.setdefault(op, []).append((before, most, live))
-                inside.setdefault(op, []).append(_thinned(seen))
-    return Allocations(peak, live, operators, inside)
+                inside.setdefault(op, []).append(_thinned(seen, _INSIDE))
+    return Allocations(peak, live, operators, inside, _thinned(curve, _CURVE))
 
 
-def _thinned(values: list[int]) -> tuple[int, ...]:
-    """The largest of each run of neighbours, at most ``_INSIDE`` of them."""
-    each = max(1, -(-len(values) // _INSIDE))
+def _thinned(values: list[int], most: int) -> tuple[int, ...]:
+    """The largest of each run of neighbours, so that at most so many are left."""
+    each = max(1, -(-len(values) // most))
     return tuple(max(values[k : k + each]) for k in range(0, len(values), each))
 
 

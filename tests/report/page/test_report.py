@@ -4,7 +4,11 @@ import json
 
 import msgspec
 import pytest
+import torch
+from torch import nn
+from torch.fx.traceback import annotate
 
+from lowtide import capture
 from lowtide.cost import Step
 from lowtide.documents import decode_document, encode_document
 from lowtide.errors import PlanError
@@ -153,6 +157,16 @@ def test_what_was_measured_is_drawn_apart_from_what_is_predicted():
     assert after.check.difference < 1e-5
 
 
+def test_what_eager_pytorch_held_is_drawn_too():
+    run = measured()
+    assert max(run.eager_bytes) == run.eager.peak_bytes
+    before = reported(families(), run).runs[0]
+    assert before.measured.peak_bytes == run.eager.peak_bytes
+    assert max(before.curve.live) == run.eager.peak_bytes
+    assert not before.curve.aligned
+    assert 0 <= before.curve.at[0] <= before.curve.at[-1] <= len(before.moments.live)
+
+
 def test_a_timeline_finds_the_plan_that_it_is_of():
     run = measured()
     report = reported(run.plan, run.recording)
@@ -252,3 +266,30 @@ def test_no_name_can_end_the_script_that_holds_the_document():
     text = embedded(report)
     assert not set("<>&\u2028") & set(text)
     assert decode_document(text.encode(), Report) == report
+
+
+class Annotated(nn.Module):
+    """Two layers in parts of the step that the user has named."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 64), nn.Linear(64, 4)
+
+    def forward(self, x):
+        with annotate({"stage": "first"}):
+            x = self.a(x).relu()
+        with annotate({"stage": "second"}):
+            return self.b(x).square().sum()
+
+
+def test_the_users_annotations_are_categories():
+    graph = capture(lambda model, x: model(x), Annotated(), torch.randn(32, 4)).step.graph
+    report = reported(Step(graph))
+    table = report.steps[0].operators
+    said = {
+        (report.words[phase], report.words[word])
+        for phase, word in zip(table.phase, table.annotation, strict=True)
+    }
+    assert {
+        (phase, f"stage={name}") for phase in ("forward", "backward") for name in ("first", "second")
+    } <= said

@@ -30,8 +30,8 @@ export function Overview(shown: Shown) {
         </div>
         <div class="legend">
           <span><span class="swatch" style={{ background: "var(--after)", opacity: 0.6 }} />predicted</span>
-          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator</span>}
-          {both.some((run) => run.measured) && <span><span class="line dash" style={{ color: "var(--measured)" }} />measured peak</span>}
+          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation" : ""}</span>}
+          {drawn.some((run) => run.measured && !run.curve) && <span><span class="line dash" style={{ color: "var(--measured)" }} />measured peak</span>}
           {after.budget_bytes !== null && <span><span class="line dash" style={{ color: "var(--budget)" }} />budget</span>}
           <span class="soft">click a moment to see who is live there</span>
         </div>
@@ -95,7 +95,7 @@ export function Memory(props: { report: Report; run: RunView; axis: Axis; most: 
 }
 
 function measuredText(run: RunView, k: number): string {
-  if (!run.curve) return "";
+  if (!run.curve?.aligned) return "";
   let low = 0, high = run.curve.at.length;
   while (low < high) { const middle = (low + high) >> 1; if (run.curve.at[middle] <= k + 0.5) low = middle + 1; else high = middle; }
   return low ? ` · measured ${bytes(run.curve.live[low - 1])}` : "";

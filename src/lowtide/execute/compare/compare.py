@@ -76,6 +76,8 @@ class Comparison:
     """What ran, with the update."""
     ran: Program
     """The program, with the update."""
+    eager_bytes: tuple[int, ...] = ()
+    """What eager PyTorch held from allocation to allocation; on the CPU alone."""
 
     def hold(self, budget_bytes: int) -> None:
         """Raise a BudgetError where the program was measured to take more than this."""
@@ -100,6 +102,7 @@ class Comparison:
             graph=self.graph,
             program=self.ran,
             recording=self.recording,
+            eager_bytes=self.eager_bytes,
             plan=plan,
         )
 
@@ -308,6 +311,7 @@ def compare(
         program=interpreter.program,
         graph=graph,
         ran=program,
+        eager_bytes=tuple(resident + size for size in eager.curve),
     )
 
 

@@ -29,6 +29,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ran, with the update that ends the step."""
     program: Program
     recording: Recording
+    eager_bytes: tuple[int, ...] = ()
+    """What eager PyTorch held from allocation to allocation, thinned; on the CPU alone."""
     plan: Plan | None = None
     """The plan that ran; none for a program that was given."""
     lowtide: Literal["run"] = "run"

@@ -154,7 +154,7 @@ class _Maker:
         )
 
     def _add_plan(self, name: str, plan: Plan, note: str) -> None:
-        self._before(plan, None)
+        self._before(plan)
         part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
         self.plans.append(plan)
         self.ways.append(_planned(name, part, plan, plan.program, note))
@@ -165,10 +165,13 @@ class _Maker:
         if plan is None:
             part = self.steps.part(name, run.graph, "", ())
             if not any(way.name == EAGER for way in self.ways):
-                self.ways.append(_stored(EAGER, part, eager))
+                stored = WayToRun(
+                    EAGER, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
+                )
+                self.ways.append(stored)
             way = WayToRun(name, part, run.program, predicted=Figures(run.predicted_peak_bytes), note=note)
         else:
-            self._before(plan, eager)
+            self._before(plan, eager, run.eager_bytes)
             self.plans.append(plan)
             more = len(run.graph.ops) - len(plan.graph.ops)
             seconds = (*plan.seconds, *([0.0] * more)) if plan.seconds else ()
@@ -182,12 +185,12 @@ class _Maker:
         measured = Figures(run.measured.peak_bytes, run.measured.seconds)
         self.ways.append(replace(way, check=check, measured=measured, recording=run.recording))
 
-    def _before(self, plan: Plan, eager: Figures | None) -> None:
+    def _before(self, plan: Plan, eager: Figures | None = None, allocated: Sequence[int] = ()) -> None:
         """The step as it is, once; of a plan in tiles nothing but its figures is known."""
         if self.ways:
             first = self.ways[0]
             if eager is not None and first.program is None and first.measured is None:
-                self.ways[0] = replace(first, measured=eager)
+                self.ways[0] = replace(first, measured=eager, allocated=allocated)
             return
         name = STORED if eager is None else EAGER
         part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
@@ -199,10 +202,8 @@ class _Maker:
             )
             return
         stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
-        way = _planned(name, part, plan, stored, "")
-        self.ways.append(
-            replace(way, predicted=predicted, measured=eager, budget_bytes=None, proof=None, link=None)
-        )
+        way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
+        self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))
 
     def add_recording(self, name: str, recording: Recording) -> None:
         """What was measured, beside the way whose operators it lists."""
@@ -240,10 +241,6 @@ EAGER, STORED = "eager PyTorch", "storing everything"
 
 def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
     return tuple(graph.ops[line.op].id for line in program.instructions if isinstance(line, Run))
-
-
-def _stored(name: str, part: TablePart, measured: Figures) -> WayToRun:
-    return WayToRun(name, part, store_all(part.graph), measured=measured)
 
 
 def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str) -> WayToRun:

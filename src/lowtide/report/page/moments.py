@@ -20,7 +20,7 @@ from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import MOST_MOMENTS, Ints, extremes, rounded_seconds
 from lowtide.report.page.types import MeasuredCurve, Moments
 
-__all__ = ["Walk", "events_of", "live_by_event", "walk_graph", "walk_program"]
+__all__ = ["Walk", "events_of", "live_by_event", "spread_evenly", "walk_graph", "walk_program"]
 
 _MOST_ROWS = 400_000
 """Rows that are made before they are thinned."""
@@ -79,6 +79,15 @@ class Walk:
         return MeasuredCurve(
             tuple(round(float(place), 2) for place in places), tuple(np.array(live)[shown].tolist())
         )
+
+
+def spread_evenly(live: Sequence[int], moments: Moments) -> MeasuredCurve:
+    """What was measured from allocation to allocation, over all moments."""
+    shown = extremes(np.array(live, np.int64), MOST_MOMENTS)
+    places = shown * (len(moments.live) / len(live))
+    return MeasuredCurve(
+        tuple(round(float(place), 2) for place in places), tuple(live[k] for k in shown.tolist()), False
+    )
 
 
 def live_by_event(allocations: Sequence[Allocation], events: int) -> Ints:

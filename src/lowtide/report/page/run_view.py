@@ -24,12 +24,21 @@ from lowtide.report.page.memory import (
     placed_by_file,
     settled_by,
 )
-from lowtide.report.page.moments import Walk, events_of, live_by_event, walk_graph, walk_program
+from lowtide.report.page.moments import (
+    Walk,
+    events_of,
+    live_by_event,
+    spread_evenly,
+    walk_graph,
+    walk_program,
+)
 from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import Ints
 from lowtide.report.page.types import (
     Figures,
     GradientCheck,
+    MeasuredCurve,
+    Moments,
     Proof,
     RunView,
     Settled,
@@ -57,6 +66,8 @@ class WayToRun:
     measured: Figures | None = None
     check: GradientCheck | None = None
     recording: Recording | None = None
+    allocated: Sequence[int] = ()
+    """Bytes that were live from allocation to allocation, where no operators were told apart."""
     spans: Sequence[Span] = ()
     proof: Proof | None = None
     note: str = ""
@@ -117,13 +128,19 @@ def _detailed(
         resident_bytes=resident,
         leaves=tuple(part.tensor(t) for t in leaves),
         moments=moments,
-        curve=None if way.recording is None else walk.measured(way.recording, kept),
+        curve=_measured(way, walk, moments, kept),
         blocks=block_table(part, program, blocks, offsets, len(live)),
         layout=layout,
         lanes=lanes_of_spans(part, way.spans) or lanes_of_copies(part, seen),
         decisions=decision_table(part, program, known) if plans and program is not None else None,
         loops=loop_views(part, program) if program is not None else (),
     )
+
+
+def _measured(way: WayToRun, walk: Walk, moments: Moments, kept: Ints) -> MeasuredCurve | None:
+    if way.recording is not None:
+        return walk.measured(way.recording, kept)
+    return spread_evenly(way.allocated, moments) if way.allocated else None
 
 
 def _layout(

@@ -133,6 +133,8 @@ class MeasuredCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     at: tuple[float, ...] = ()
     live: Column = ()
+    aligned: bool = True
+    """Whether each figure stands at its operator; else they are spread evenly, allocation by allocation."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

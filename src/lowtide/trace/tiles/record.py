@@ -36,7 +36,7 @@ __all__ = ["recorded", "written_for"]
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = "is_forward", "is_backward"
-_FROM_CODE = ("stack_trace", "nn_module_stack")
+_FROM_CODE = ("stack_trace", "nn_module_stack", "custom")
 """What nodes know about the user's code."""
 
 
@@ -198,7 +198,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = running_sequence_number()
         number = self.number if running is None else running
         about = self.code.get(number, {})
-        known = {"stack_trace": about["stack_trace"]} if "stack_trace" in about else {}
+        known = {key: about[key] for key in ("stack_trace", "custom") if key in about}
         if "nn_module_stack" in about:
             known["fwd_nn_module_stack"] = about["nn_module_stack"]
         return {"val": value, "seq_nr": number, "partitioner_tag": _BACKWARD, **known}
@@ -212,6 +212,8 @@ def written_for(graph: fx.Graph, op: Op) -> Iterator[None]:
     about: dict[str, Any] = {}
     if op.source is not None:
         about["stack_trace"] = f'File "{op.source.file}", line {op.source.line}, in step'
+    if "annotation" in op.attributes:
+        about["custom"] = op.attributes["annotation"]
     if op.name:
         about["nn_module_stack"] = {op.name: (op.name, nn.Module)}
     for node in reversed(graph.nodes):
