@@ -148,7 +148,9 @@ export function stacked(report: Report, run: RunView, by: By, depth: number, mos
     layers.push(sums(rest, at));
     shown.push(`${order.length - most + 1} others`);
   }
-  return { names: shown, layers };
+  const still = layers.map((layer) => layer.every((size) => size === layer[0])); // what never changes lies below
+  const ranks = shown.map((_, k) => k).sort((a, b) => Number(still[b]) - Number(still[a]) || a - b);
+  return { names: ranks.map((k) => shown[k]), layers: ranks.map((k) => layers[k]) };
 }
 
 function sums(change: Float64Array, at: Column): Float64Array {

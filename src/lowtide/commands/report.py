@@ -21,7 +21,7 @@ from lowtide.graph import Recording, check_fields
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
-from lowtide.plan.result.validate import valid_plan
+from lowtide.plan.result.validate import valid_plan, valid_recording, valid_run
 from lowtide.printable import printable
 from lowtide.report.page.html import html_page
 from lowtide.report.page.make import Given, Source, report_of
@@ -104,9 +104,9 @@ def _checked(found: Any) -> Source:
     if isinstance(found, Plan):
         return valid_plan(found)
     if isinstance(found, MeasuredRun):
-        check_fields(found.graph)
-        if found.plan is not None:
-            valid_plan(found.plan)
+        return valid_run(found)
+    if isinstance(found, Recording):
+        return valid_recording(found)
     value: Source = found
     return value
 

@@ -23,6 +23,7 @@ from lowtide.report.page import moments as moments_module
 from lowtide.report.page import thin
 from lowtide.report.page.html import embedded
 from lowtide.report.page.make import Given, report_of
+from lowtide.report.page.tradeoff import QUICK
 from lowtide.report.page.types import Report
 from tests.conftest import document_path
 from tests.report.page.cases import grouped, measured, offloading, recomputing, tiled
@@ -223,7 +224,7 @@ def test_a_sweep_gives_the_curve_with_its_bound_and_the_rivals():
     assert curve.seconds == tuple(point.seconds for point in found.points)
     for bound, seconds in zip(curve.bound_seconds, curve.seconds, strict=True):
         assert bound <= seconds * (1 + 1e-9)
-    assert {rival.name for rival in curve.rivals} <= {"chen", "lower-sets", "dtr"}
+    assert {rival.name for rival in curve.rivals} <= set(QUICK.values())
     assert curve.rivals
 
 

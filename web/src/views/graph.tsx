@@ -157,7 +157,7 @@ export function GraphView({ report, run }: Shown) {
     <section>
       <h2>The step, by module</h2>
       <div class="legend">
-        {["kept", "recomputed", "offloaded", "tiled"].filter((name) => edges.some((edge) => edge.decision === name)).map((name) => <span key={name}><Swatch of={name} />saved and {name}</span>)}
+        {["kept", "recomputed", "offloaded", "tiled", "in place"].filter((name) => edges.some((edge) => edge.decision === name)).map((name) => <span key={name}><Swatch of={name} />saved, {name}</span>)}
         <span>numbers: operators; click a row to open or fold it</span>
       </div>
       <div class="chips" role="group" aria-label="Fold">

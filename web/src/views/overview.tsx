@@ -114,7 +114,7 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="peak">
         <div class="what">Peak memory, {after.measured?.peak_bytes != null ? (measuredPeaks || !several ? "measured" : "predicted, then measured") : "predicted"}</div>
         <div class="big">{several ? `${bytes(peak[0])} → ${bytes(peak[1])}` : bytes(peak[1])}</div>
-        <div class="what">{several && peak[0] && peak[1] !== null ? `${change(peak[1] / peak[0] - 1)}; ` : ""}{after.measured?.peak_bytes != null && after.predicted?.peak_bytes != null ? `predicted ${bytes(after.predicted.peak_bytes)}` : ""}</div>
+        <div class="what">{several && peak[0] && peak[1] !== null ? `${change(peak[1] / peak[0] - 1)}; ` : ""}{after.measured?.peak_bytes != null && after.predicted?.peak_bytes != null ? `predicted ${bytes(after.predicted.peak_bytes)}, off by ${share(Math.abs(after.predicted.peak_bytes / after.measured.peak_bytes - 1))}` : ""}</div>
       </div>
       <div class="card" data-card="budget">
         <div class="what">Budget</div>

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lowtide.graph import LOOP, RESIDENT_ROLES, Graph, Phase
 from lowtide.plan.program.instructions import Program, Run, Send
@@ -43,8 +43,9 @@ def decision_table(part: TablePart, program: Program, known: Known) -> DecisionT
     for number, body in sorted(part.bodies.items()):
         inner = program.bodies[number].program
         rows += [(body, one) for one in _Decider(body, inner, known, inside=True).all()]
-    for group in part.groups.values():
-        rows += [(group, one) for one in _fused(group)]
+    for home in (part, *part.bodies.values()):
+        for group in home.groups.values():
+            rows += [(group, one) for one in _fused(group)]
     if len(rows) > MOST_BLOCKS:
         rows = sorted(rows, key=lambda row: -row[0].graph.tensors[row[1].tensor].bytes)[:MOST_BLOCKS]
     words = part.tables.words
@@ -102,15 +103,15 @@ class _Decider:
             return _Decision(t, "offloaded", self._away(t), self.known.waited.get(t, 0.0), own)
         if maker in self.reruns:
             return self._again(t, maker, own)
-        if t in self.over:
-            what = self._name(self.over[t])
-            return _Decision(t, "in place", f"written over {what}, which nobody reads afterwards", 0.0)
+        if t in self.over and (self.inside or t not in self.saved):
+            return _Decision(t, "in place", f"{self._place(t)}, which nobody reads afterwards", 0.0)
         if self.inside:
             return _Decision(t, "tiled", "exists for one tile at a time", 0.0)
         if t in self.kept_anyway:
             return _Decision(t, "result", "the step returns it, or it is the gradient of a parameter", 0.0)
         if t in self.saved:
-            return self._kept(t, maker, own)
+            kept = self._kept(t, maker, own)
+            return replace(kept, reason=f"{kept.reason}; {self._place(t)}") if t in self.over else kept
         last = self.reads.get(t)
         until = f"freed after {self.graph.ops[last[-1]].id}" if last else "nobody reads it"
         return _Decision(t, "temporary", until, 0.0)
@@ -159,8 +160,8 @@ class _Decider:
         )
         return f"{size} wait on the host between their uses; {told}"
 
-    def _name(self, t: int) -> str:
-        return self.graph.tensors[t].label
+    def _place(self, t: int) -> str:
+        return f"written over {self.graph.tensors[self.over[t]].label}"
 
     def _seconds(self, maker: int | None) -> float | None:
         return self.part.seconds[maker] if maker is not None and self.part.seconds else None

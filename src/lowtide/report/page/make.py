@@ -10,7 +10,7 @@ import msgspec
 from lowtide.cost import Cost, Origin, Step
 from lowtide.cost.device import Device
 from lowtide.errors import PlanError
-from lowtide.graph import Graph, Recording
+from lowtide.graph import GROUP, Graph, Recording
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.in_place import with_in_place
@@ -195,12 +195,19 @@ class _Maker:
         name = STORED if eager is None else EAGER
         part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
         predicted = Figures(plan.plain.peak_bytes, plan.plain.seconds)
-        if any(isinstance(line, Loop) for line in plan.program.instructions):
-            note = "the plan is of a step in tiles: what the whole step does over time is not in its file"
+        tiled = any(isinstance(line, Loop) for line in plan.program.instructions)
+        fused = eager is not None and any(op.kind == GROUP for op in plan.graph.ops)
+        if tiled or fused:
+            how = "in tiles" if tiled else "with fused kernels"
+            note = f"the plan is of a step {how}: what eager PyTorch does over time is not in its file"
+            told = None if fused else predicted
             self.ways.append(
-                WayToRun(name, part, None, predicted=predicted, measured=eager, note=note, known=False)
+                WayToRun(name, part, None, predicted=told, measured=eager, note=note, known=False)
             )
+        if tiled:
             return
+        if fused:
+            name, eager, allocated = STORED, None, ()
         stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
         way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
         self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))

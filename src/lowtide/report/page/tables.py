@@ -47,6 +47,8 @@ class TablePart:
         """Of a Program: the graphs that its loops run, by their number."""
         self.groups: dict[int, TablePart] = {}
         """Graphs of operators that are groups, by operator."""
+        self.prefix = ""
+        """Stands before the names of its tensors: those of groups are only numbered."""
         self.makers: dict[int, int] = {}
         for k, op in enumerate(graph.ops):
             for t in op.outputs:
@@ -88,6 +90,7 @@ class TablePart:
             return None
         if k not in self.groups:
             self.groups[k] = self.tables.part(body, self.operator(k))
+            self.groups[k].prefix = f"{self.graph.ops[k].id}/"
         return self.groups[k]
 
     def programmed(self, program: Program) -> TablePart:
@@ -170,7 +173,7 @@ class Tables:
         words = self.words
         rows = [(part, t, part.graph.tensors[t]) for part, t in self.tensors]
         return TensorTable(
-            name=tuple(words(one.label) for _, _, one in rows),
+            name=tuple(words(part.prefix + one.label) for part, _, one in rows),
             role=tuple(words(one.role.value) for _, _, one in rows),
             shape=tuple(words(_shape(one)) for _, _, one in rows),
             source=tuple(words(_place(one.source)) for _, _, one in rows),

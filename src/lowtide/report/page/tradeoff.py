@@ -14,8 +14,8 @@ from lowtide.report.page.types import Rival, TradeoffCurve
 
 __all__ = ["curve_of_plans", "curve_of_sweep", "rivals_of"]
 
-QUICK = ("chen", "lower-sets", "dtr")
-"""Planners of others that need no solver."""
+QUICK = {"chen": "Chen et al.", "lower-sets": "lower sets (Kusumoto et al.)", "dtr": "DTR"}
+"""Planners of others that need no solver, and what people call them."""
 
 
 def curve_of_sweep(sweep: Sweep, rivals: Sequence[Rival] = ()) -> TradeoffCurve:
@@ -74,7 +74,7 @@ def rivals_of(plan: Plan, budgets: Sequence[int], seconds: float) -> list[Rival]
     if not plan.seconds or plan.decisions.tiles:
         return []
     found = []
-    for name in QUICK:
+    for name, called in QUICK.items():
         began = time.perf_counter()
         peaks, times = [], []
         for budget in sorted(budgets, reverse=True):
@@ -90,5 +90,5 @@ def rivals_of(plan: Plan, budgets: Sequence[int], seconds: float) -> list[Rival]
             peaks.append(peak + plan.beside_bytes)
             times.append(run_seconds(program, plan.seconds))
         if peaks:
-            found.append(Rival(name, tuple(peaks), tuple(times)))
+            found.append(Rival(called, tuple(peaks), tuple(times)))
     return found
