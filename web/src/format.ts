@@ -51,7 +51,7 @@ export function share(value: number): string {
   return value > 0 && value < 0.001 ? "<0.1%" : `${(value * 100).toFixed(value < 0.0995 ? 1 : 0)}%`;
 }
 
-export type Scale = "bytes" | "seconds" | "number" | "log";
+export type Scale = "bytes" | "seconds" | "number" | "whole" | "log";
 
 /** Round values for an axis from `low` to `high`, about as many as asked. */
 export function ticks(low: number, high: number, about: number, scale: Scale): number[] {
@@ -66,7 +66,7 @@ export function ticks(low: number, high: number, about: number, scale: Scale): n
     step = unit * (inUnit > 512 ? 1024 : inUnit > 100 ? 2 ** Math.ceil(Math.log2(inUnit)) : nice(inUnit));
     if (unit === 1) step = Math.max(1, Math.ceil(step));
   } else {
-    step = nice(rough);
+    step = scale === "whole" ? Math.max(1, nice(rough)) : nice(rough);
   }
   const found: number[] = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high * (1 + 1e-12) + 1e-300; k++) found.push(k * step + 0);

@@ -35,7 +35,7 @@ export function Categories(shown: Shown) {
       </div>
       <Field
         name="categories" height={300} label={`Live bytes of ${run.name} by ${WORDS[by]}`}
-        x={{ label: axis === "time" ? "time" : "operator runs", min: 0, max: end, scale: axis === "time" ? "seconds" : "number", format: axis === "time" ? (value) => seconds(value, step.origin) : (value) => count(value) }}
+        x={{ label: axis === "time" ? "time" : "operator runs", min: 0, max: end, scale: axis === "time" ? "seconds" : "whole", format: axis === "time" ? (value) => seconds(value, step.origin) : (value) => count(value) }}
         y={{ label: "live bytes", min: 0, max: most, scale: "bytes", format: bytes }}
         depends={[stack, tops]}
         move={(x, steps) => where(Math.max(0, Math.min(total - 1, momentAt(run, x, axis) + steps))) + 1e-12}

@@ -15,7 +15,7 @@ export function Lanes({ report, run }: Shown) {
     const found: Row[] = [];
     const phaseTint = (row: number) => colour(words[operators.phase[row]], 0);
     const { moments } = run;
-    if (moments.start.length) {
+    if (moments.start.length && !run.lanes.some((lane) => lane.measured)) {
       const start = moments.start as number[], end = [...start.slice(1), moments.seconds ?? 0];
       found.push({
         name: "compute", measured: false, start, end,

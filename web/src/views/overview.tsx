@@ -28,7 +28,7 @@ export function Overview(shown: Shown) {
             </div>
           )}
         </div>
-        <div class="legend">
+        <div class="legend" hidden={!drawn.length}>
           <span><span class="swatch" style={{ background: "var(--after)", opacity: 0.6 }} />predicted</span>
           {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation" : ""}</span>}
           {drawn.some((run) => run.measured && !run.curve) && <span><span class="line dash" style={{ color: "var(--measured)" }} />measured peak</span>}
@@ -55,7 +55,7 @@ export function Memory(props: { report: Report; run: RunView; axis: Axis; most: 
   const { moments, curve } = run;
   const total = moments.live.length;
   if (!total) {
-    return <div><h3>{run.name}</h3><p class="soft">{run.note || "What it does over time is not known."} Peak: {bytes(bestPeak(run))}.</p></div>;
+    return <div><h3>{run.name}</h3><p class="soft">{run.note ? `${run.note[0].toUpperCase()}${run.note.slice(1)}.` : "What it does over time is not known."}{bestPeak(run) === null ? "" : ` Peak: ${bytes(bestPeak(run))}.`}</p></div>;
   }
   const where = (k: number) => place(moments, k, axis), end = extent(run, axis);
   return (
@@ -63,7 +63,7 @@ export function Memory(props: { report: Report; run: RunView; axis: Axis; most: 
       <h3><span class="tag"><span class="swatch" style={{ background: `var(--${side})` }} />{run.name}</span> <span class="soft small">{[run.predicted?.peak_bytes != null && `predicted peak ${bytes(run.predicted.peak_bytes)}`, run.measured?.peak_bytes != null && `measured ${bytes(run.measured.peak_bytes)}`].filter(Boolean).join(", ")}</span></h3>
       <Field
         name={`memory-${side}`} height={210} label={`Live bytes of ${run.name}; the peak is ${bytes(peakOf(run))}`}
-        x={{ label: axis === "time" ? (props.cost === "unit" ? "cost" : "time") : "operator runs", min: 0, max: props.long, scale: axis === "time" ? "seconds" : "number", format: axis === "time" ? (value) => seconds(value, props.cost) : (value) => count(value) }}
+        x={{ label: axis === "time" ? (props.cost === "unit" ? "cost" : "time") : "operator runs", min: 0, max: props.long, scale: axis === "time" ? "seconds" : "whole", format: axis === "time" ? (value) => seconds(value, props.cost) : (value) => count(value) }}
         y={{ label: "live bytes", min: 0, max: props.most, scale: "bytes", format: bytes }}
         depends={[run, axis, props.budget]}
         move={(x, by) => where(Math.max(0, Math.min(total - 1, momentAt(run, x, axis) + by))) + 1e-12}

@@ -14,7 +14,7 @@ export function Tiles({ report, run }: Shown) {
 function Loop({ report, run, loop, number }: { report: Shown["report"]; run: Shown["run"]; loop: LoopView; number: number }) {
   const { operators } = report.steps[run.step];
   const by = (sizes: number[]) => sizes.join("×");
-  const ranked = loop.axes.map((length, axis) => ({ axis, length, cuts: new Set(loop.lo.map((lo) => lo[axis])).size })).sort((a, b) => b.cuts - a.cuts).slice(0, 2).sort((a, b) => a.axis - b.axis);
+  const ranked = loop.axes.map((length, axis) => ({ axis, length, cuts: new Set(loop.lo.map((lo) => lo[axis])).size })).sort((a, b) => b.cuts - a.cuts).filter((one, k) => k === 0 || one.cuts > 1).slice(0, 2).sort((a, b) => a.axis - b.axis);
   const columns = ranked[ranked.length - 1], rows = ranked.length > 1 ? ranked[0] : null;
   const wholeRows = rows ? rows.length : 1;
   const box = (k: number) => ({ x0: loop.lo[k][columns.axis], x1: loop.hi[k][columns.axis], y0: rows ? loop.lo[k][rows.axis] : 0, y1: rows ? loop.hi[k][rows.axis] : 1 });
@@ -25,8 +25,8 @@ function Loop({ report, run, loop, number }: { report: Shown["report"]; run: Sho
       <p>Each is {shapes.slice(0, 4).join(" or ")}; {loop.body_bytes.length > 1 ? `${loop.body_bytes.length} programs run them` : "one program runs them all"}. A tile takes up to {bytes(Math.max(...loop.body_bytes))} besides what goes in.</p>
       <Field
         name={`tiles-${number}`} height={rows ? 320 : 120} flip zooms={false} label={`${loop.lo.length} tiles`}
-        x={{ label: `axis ${columns.axis}`, min: 0, max: columns.length, scale: "number", format: (value) => count(value) }}
-        y={{ label: rows ? `axis ${rows.axis}` : "", min: 0, max: wholeRows, scale: "number", format: rows ? (value) => count(value) : () => "" }}
+        x={{ label: `axis ${columns.axis}`, min: 0, max: columns.length, scale: "whole", format: (value) => count(value) }}
+        y={{ label: rows ? `axis ${rows.axis}` : "", min: 0, max: wholeRows, scale: "whole", format: rows ? (value) => count(value) : () => "" }}
         depends={[loop]}
         tip={(x, y) => {
           const k = loop.lo.findIndex((_, n) => { const one = box(n); return one.x0 <= x && x < one.x1 && one.y0 <= y && y < one.y1; });

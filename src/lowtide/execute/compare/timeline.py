@@ -51,6 +51,10 @@ class StorageMarker(Marker):
                 size = int(value.untyped_storage().nbytes())
                 self._alive[key] = (tensor, size, self._step, weak_storage(value))
 
+    def inside(self) -> Marker | None:
+        """That of the watch; what loops leave behind is theirs."""
+        return self._inner.inside()
+
     def _sweep(self) -> None:
         for key, (tensor, size, first, weak) in list(self._alive.items()):
             if storage_expired(weak):
@@ -72,7 +76,7 @@ class StorageMarker(Marker):
         inside = {
             k: tuple(resident + size for size in allocations.inside[op][time])
             for k, (op, time) in enumerate(self._runs)
-            if op in loops and op in allocations.inside
+            if op in loops and op in allocations.inside and allocations.inside[op][time]
         }
         lifetimes = sorted(self._gone + ended, key=lambda one: (one.first, one.tensor))
         return Timeline(

@@ -38,27 +38,26 @@ def placed(graph: Graph, allocations: Sequence[Allocation], clock: EventClock) -
     return place(allocations, alignment=alignment, clock=clock, time_limit=_PLACING_SECONDS)
 
 
-def placed_by_file(
-    graph: Graph, allocations: Sequence[Allocation]
-) -> tuple[list[Allocation], list[int], Settled] | None:
-    """The addresses that a document gives its tensors, from the lowest on."""
-    own = [
-        (one, graph.tensors[one.tensors[0]].address)
-        for one in allocations
-        if one.tensors and graph.tensors[one.tensors[0]].address is not None
-    ]
-    if not own:
+def placed_by_file(graph: Graph, allocations: Sequence[Allocation]) -> tuple[list[int], Settled] | None:
+    """The addresses that a document gives its tensors, without those that nobody touches in between.
+
+    -1 stands for a block of which it gives none.
+    """
+    addresses = [graph.tensors[one.tensors[0]].address if one.tensors else None for one in allocations]
+    own = [(address, one) for address, one in zip(addresses, allocations, strict=True) if address is not None]
+    if not own or 2 * len(own) < len(allocations):
         return None
-    lowest = min(address or 0 for _, address in own)
-    offsets = [(address or 0) - lowest for _, address in own]
-    ends = sorted((offset, offset + one.bytes) for (one, _), offset in zip(own, offsets, strict=True))
     touched, end = 0, 0
-    for low, high in ends:
-        touched += max(0, high - max(low, end))
-        end = max(end, high)
-    blocks = [one for one, _ in own]
-    settled = Settled(touched, _most(blocks), 0, "as the document says", False, 1)
-    return blocks, offsets, settled
+    places: dict[int, int] = {}
+    for low, size in sorted((address, one.bytes) for address, one in own):
+        if low >= end:  # nobody touches what is between
+            end = low
+        places.setdefault(low, touched - (end - low))
+        touched += max(0, low + size - end)
+        end = max(end, low + size)
+    offsets = [-1 if address is None else places[address] for address in addresses]
+    live = _most([one for _, one in own])
+    return offsets, Settled(touched, live, 0, "as the document says", False, 1)
 
 
 def _most(allocations: Sequence[Allocation]) -> int:

@@ -89,7 +89,10 @@ def run_view(way: WayToRun, step: int) -> RunView:
         proof=way.proof,
         beside_bytes=way.beside_bytes,
     )
-    if not way.known or not graph.ordered or not graph.ops:
+    if not graph.ordered:
+        note = "the document does not say in which order its operators ran: nothing follows about memory"
+        return msgspec.structs.replace(figures, note=note)
+    if not way.known or not graph.ops:
         return figures
     seen = CopiesSeen(graph, way.link)
     if program is None:
@@ -148,8 +151,8 @@ def _layout(
 ) -> tuple[Sequence[Allocation], Sequence[int], Settled | None]:
     """BlockTable with their places, as the document says or as they are planned."""
     told = placed_by_file(part.graph, allocations) if program is None else None
-    if told is not None and len(told[0]) == len(allocations):
-        return told
+    if told is not None:
+        return allocations, *told
     clock = EventClock.OPERATOR if program is None else EventClock.INSTRUCTION
     plan = placed(part.graph, allocations, clock)
     if plan is None:
