@@ -6,7 +6,7 @@ Opening is timed from the start of the navigation by the page's own marks: its s
 the first canvas is drawn, content is painted. Two steps: a GPT-2 of about 3,000 operators, captured, with a plan for 40% of its memory (costs estimated, so that
 nothing is measured but the page); and a made-up step of 50,000 operators, whose data are thinned. A hover is timed
 from the event to the frame that shows its answer. Needs Chromium, chromedriver and selenium. The result is stored in
-benchmarks/results/report_page.json.
+benchmarks/results/ as report-page-cpu.json and report-page-cpu.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -125,7 +127,7 @@ def made_up(operators: int = 50_000) -> tuple[list[Given], int]:
     return [Given("chain", Step(Graph(tuple(tensors), tuple(ops))))], operators
 
 
-def measured(browser: Browser, path: Path) -> dict[str, object]:
+def measured(browser: Browser, path: Path) -> dict[str, Any]:
     """Times in milliseconds."""
     browser.size(1280, 900)
     opened = []
@@ -152,6 +154,30 @@ def measured(browser: Browser, path: Path) -> dict[str, object]:
     }
 
 
+def table(machine: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
+    """The same for people."""
+    lines = [
+        "# The page of `lowtide report` in a browser",
+        "",
+        f"`python benchmarks/report_page.py`, {machine['date']}; {machine['machine']}, {machine['processors']} cores, "
+        f"{machine['browser']}, Python {machine['python']}, torch {machine['torch']}. Times are milliseconds, median and most.",
+        "",
+        "| step | operators | file, bytes | made, s | first picture drawn | hover: view | handled | on the screen |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in results.items():
+        drawn = row["opened_ms"]["drawn"]
+        head = f"| {name} | {row['operators']:,} | {row['bytes']:,} | {row['made_seconds']} | {both(drawn)} |"
+        for view, hover in row["hover"].items():
+            lines.append(f"{head} {view} | {both(hover['handled_ms'])} | {both(hover['shown_ms'])} |")
+            head = "| | | | | |"
+    return "\n".join(lines) + "\n"
+
+
+def both(found: dict[str, float]) -> str:
+    return f"{found['median']}, {found['most']}"
+
+
 def spread(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {"median": round(statistics.median(ordered), 2), "most": round(ordered[-1], 2)}
@@ -159,11 +185,10 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", default=str(ROOT / "benchmarks" / "results" / "report_page.json"))
-    asked = parser.parse_args()
+    parser.parse_args()
     if missing():
         sys.exit(missing())
-    results: dict[str, object] = {}
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, started() as browser:
         for name, make in (("planned", planned), ("made up", made_up)):
             given, operators = make()
@@ -184,14 +209,19 @@ def main() -> None:
             print(json.dumps(results[name], indent=1))
         versions = browser.driver.capabilities
         machine = {
+            "date": date.today().isoformat(),
             "machine": platform.machine(),
             "processors": os.cpu_count(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "browser": f"{versions['browserName']} {versions['browserVersion']}",
         }
-    Path(asked.output).write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
-    print(f"Wrote {asked.output}")
+    stored = ROOT / "benchmarks" / "results" / "report-page-cpu"
+    stored.with_suffix(".json").write_text(
+        json.dumps({"machine": machine, "results": results}, indent=1) + "\n"
+    )
+    stored.with_suffix(".md").write_text(table(machine, results))
+    print(f"Wrote {stored}.json and .md")
 
 
 if __name__ == "__main__":

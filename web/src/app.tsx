@@ -66,6 +66,7 @@ export function App({ report }: { report: Report }) {
     return () => { media.removeEventListener("change", changed); removeEventListener("hashchange", moved); };
   }, []);
 
+  useEffect(() => document.getElementById(`tab-${view}`)?.scrollIntoView({ block: "nearest", inline: "nearest" }), [view]);
   const go = (name: string) => { setView(known(name)); history.replaceState(null, "", `#${name}`); };
   const onKey = (event: KeyboardEvent) => {
     const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
