@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch.fx.traceback import annotate
 
-from lowtide import capture
+from lowtide import capture, zoo
 from lowtide.cost import Step
 from lowtide.documents import decode_document, encode_document
 from lowtide.errors import PlanError
+from lowtide.execute.compare.tiles import plain_tiles
+from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.formats.registry import read_file
 from lowtide.graph import ACCUMULATE, Recording, Timeline
 from lowtide.plan.make.sweep import sweep
@@ -22,9 +24,12 @@ from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.report.page import moments as moments_module
 from lowtide.report.page import thin
 from lowtide.report.page.html import embedded
+from lowtide.report.page.loops import loop_views
 from lowtide.report.page.make import Given, report_of
+from lowtide.report.page.tables import Tables, Words
 from lowtide.report.page.tradeoff import QUICK
 from lowtide.report.page.types import Report
+from lowtide.trace.tiles.tiling import Tiling
 from tests.conftest import document_path
 from tests.report.page.cases import grouped, measured, offloading, recomputing, tiled
 from tests.steps import DEVICE, families
@@ -99,6 +104,23 @@ def test_who_is_live_in_a_step_in_tiles_has_its_source_line():
         assert op.source is not None
         assert op.source.file.endswith("gpt2.py")
     assert {"blocks.0.attention", "norm"} <= {op.name for op in plan.graph.ops}
+
+
+def test_tiles_say_what_they_read_beyond_their_share():
+    """Two convolutions and a pool, in 2 x 2 tiles: each reads 11 x 11 of an image of 16 x 16."""
+    torch._dynamo.reset()
+    built = zoo.build("convpool")
+    joint = capture(built.loss, built.model, *built.batch).joint
+    program, *_ = plain_tiles(joint, Tiling(joint).boxes((1, 1, 2, 2)))
+    graph = with_loop(joint, program).graph
+    part = Tables("a step", Words(), "").part(graph).programmed(program)
+    (loop,) = loop_views(part, program)
+    assert loop.axes == (1, 1, 4, 4)
+    assert (loop.lo[1], loop.hi[1]) == ((0, 0, 0, 2), (1, 1, 2, 4))
+    (read,) = loop.reads
+    assert (read.name, read.whole, read.part) == ("image", (1, 1, 16, 16), (1, 1, 11, 11))
+    assert read.halo == (0, 0, 3, 3)
+    assert read.times == pytest.approx(4 * 11 * 11 / 16**2, abs=1e-4)
 
 
 def test_the_operators_inside_of_a_group_have_moments_of_their_own():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from lowtide.graph import RESIDENT_ROLES, Graph
+from lowtide.graph import RESIDENT_ROLES, Graph, Role
 from lowtide.plan.program.instructions import Loop, Program
 from lowtide.plan.program.simulate import inside_bytes
 from lowtide.report.page.tables import TablePart
@@ -41,14 +41,15 @@ def _view(part: TablePart, program: Program, line: Loop) -> LoopView:
 
 
 def _reads(graph: Graph, program: Program, line: Loop) -> tuple[PartRead, ...]:
-    """Inputs of the region that a tile reads a part of, by their name in the step and in the tile."""
+    """Inputs of the region as tiles read them, in part or as a whole; weights are always read as a whole."""
     wholes = {graph.tensors[t].label: graph.tensors[t].shape for t in graph.ops[line.op].inputs}
     turns = Counter(tile.body for tile in line.tiles)
     parts: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
     for number, count in turns.items():
         for tensor in program.bodies[number].graph.tensors:
             whole = wholes.get(tensor.label)
-            if tensor.role in RESIDENT_ROLES and tensor.alias is None and whole and tensor.shape != whole:
+            given = tensor.role in RESIDENT_ROLES and tensor.alias is None
+            if given and whole and (tensor.shape != whole or tensor.role is Role.INPUT):
                 parts.setdefault(tensor.label, []).append((count, tensor.shape or ()))
     found = []
     for name, read in parts.items():
