@@ -193,6 +193,17 @@ def test_what_eager_pytorch_held_is_drawn_too():
     assert 0 <= before.curve.at[0] <= before.curve.at[-1] <= len(before.moments.live)
 
 
+def test_the_step_without_tiles_is_drawn_where_the_run_has_it():
+    run = msgspec.structs.replace(measured(), plain=families().graph)
+    before, after = reported(run).runs
+    assert before.name == "eager PyTorch"
+    assert before.predicted.peak_bytes == run.plan.plain.peak_bytes
+    assert before.measured.peak_bytes == run.eager.peak_bytes
+    assert len(before.moments.live) >= len(run.plain.ops)
+    assert not before.curve.aligned
+    assert after.curve.aligned
+
+
 def test_a_timeline_finds_the_plan_that_it_is_of():
     run = measured()
     report = reported(run.plan, run.recording)

@@ -36,7 +36,7 @@ export function Overview(shown: Shown) {
           <span class="soft">click a moment to see who is live there</span>
         </div>
         {both.map((run) => (
-          <Memory key={run.name} report={report} run={run} axis={used} most={most} long={long} side={run === after && both.length > 1 ? "after" : both.length > 1 ? "before" : "after"} budget={after.budget_bytes} look={shown.look} cost={report.steps[run.step]?.origin ?? ""} />
+          <Memory key={run.name} report={report} run={run} axis={used} most={most} long={used === "time" ? long : extent(run, used)} side={run === after && both.length > 1 ? "after" : both.length > 1 ? "before" : "after"} budget={after.budget_bytes} look={shown.look} cost={report.steps[run.step]?.origin ?? ""} />
         ))}
       </section>
       <Summary {...shown} />

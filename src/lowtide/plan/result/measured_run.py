@@ -33,5 +33,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What eager PyTorch held from allocation to allocation, thinned; on the CPU alone."""
     plan: Plan | None = None
     """The plan that ran; none for a program that was given."""
+    plain: Graph | None = None
+    """The step as eager PyTorch runs it, where the program has other operators: tiles, or fused kernels."""
     lowtide: Literal["run"] = "run"
     version: Literal[1] = 1

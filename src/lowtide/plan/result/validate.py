@@ -38,7 +38,9 @@ def valid_run(run: MeasuredRun) -> MeasuredRun:
     if run.plan is not None:
         check_plan(run.plan)
     _refuse(_of_run(run), "run")
-    sound(run.graph)
+    for graph in (run.graph, run.plain):
+        if graph is not None:
+            sound(graph)
     valid_program(run.program)
     check(run.graph, run.program, offload=run.plan.offload if run.plan else tuple(MOVABLE))
     valid_recording(run.recording)

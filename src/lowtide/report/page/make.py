@@ -171,7 +171,7 @@ class _Maker:
                 self.ways.append(stored)
             way = WayToRun(name, part, run.program, predicted=Figures(run.predicted_peak_bytes), note=note)
         else:
-            self._before(plan, eager, run.eager_bytes)
+            self._before(plan, eager, run.eager_bytes, run.plain)
             self.plans.append(plan)
             more = len(run.graph.ops) - len(plan.graph.ops)
             seconds = (*plan.seconds, *([0.0] * more)) if plan.seconds else ()
@@ -185,7 +185,13 @@ class _Maker:
         measured = Figures(run.measured.peak_bytes, run.measured.seconds)
         self.ways.append(replace(way, check=check, measured=measured, recording=run.recording))
 
-    def _before(self, plan: Plan, eager: Figures | None = None, allocated: Sequence[int] = ()) -> None:
+    def _before(
+        self,
+        plan: Plan,
+        eager: Figures | None = None,
+        allocated: Sequence[int] = (),
+        plain: Graph | None = None,
+    ) -> None:
         """The step as it is, once; of a plan in tiles nothing but its figures is known."""
         if self.ways:
             first = self.ways[0]
@@ -201,9 +207,12 @@ class _Maker:
             how = "in tiles" if tiled else "with fused kernels"
             note = f"the plan is of a step {how}: what eager PyTorch does over time is not in its file"
             told = None if fused else predicted
-            self.ways.append(
-                WayToRun(name, part, None, predicted=told, measured=eager, note=note, known=False)
-            )
+            if plain is not None:
+                own = self.steps.part(name, plain, "", ())
+                way = WayToRun(name, own, store_all(plain), measured=eager, allocated=allocated)
+            else:
+                way = WayToRun(name, part, None, measured=eager, note=note, known=False)
+            self.ways.append(replace(way, predicted=told))
         if tiled:
             return
         if fused:
