@@ -4,7 +4,7 @@
 
 STEP is llama, gpt2-bf16, gpt2, resnet50 or unet (benchmarks/architectures/as_users_write.py; llama needs `transformers`).
 GRAPHS is a word of lowtide.fit, off or auto, for this step in place of --graphs.
-Five steps of forward and backward between two synchronisations, after three that do not count. Prints a table, and stores
+Five steps of forward and backward between two synchronisations, after four that do not count. Prints a table, and stores
 it as benchmarks/results/fused-DEVICE.md unless --small.
 """
 
@@ -31,7 +31,7 @@ from lowtide.files import write_atomically
 from plain import machine
 
 RESULTS = Path(__file__).parent / "results"
-WARM, STEPS = 3, 5
+WARM, STEPS = 4, 5
 
 
 def measured(step: Callable[..., Any], model: Any, batch: Any) -> dict[str, Any]:

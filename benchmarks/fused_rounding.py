@@ -203,8 +203,13 @@ def rows(case: Case, budgets: Sequence[str], time_limit: float, *, detail: bool)
         told = f"{plan.predicted.peak_bytes / 2**20:.2f} MiB, {decisions.tiles} tiles, {decisions.recomputed} recomputed"
         told += f", {'channels-last' if True in CHOSEN else 'layout kept'}" if CHOSEN else ""
         if not decisions.tiles:
-            told += "" if first is None else f", {'same bits' if same(found, first) else 'OTHER BITS'}"
-            first = first or found
+            again = [gradients(step, case.model, batch) for batch in case.batches]
+            if not same(found, again):
+                told += ", its own bits change from run to run"
+            elif first is not None:
+                told += f", {'same bits' if same(found, first) else 'OTHER BITS'}"
+            else:
+                first = found
         yield row(case.name, f"fused, {budget}", ours, rival, f"{told}; {time.perf_counter() - began:.0f} s")
         if detail:
             for name in ours[0]:

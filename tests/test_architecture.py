@@ -83,7 +83,7 @@ ROOMS = {
         "calls": set(),
         "runtime": {"memory", "calls"},
         "planning": {"memory", "runtime"},
-        "graphs": {"memory", "runtime"},
+        "graphs": {"memory", "calls", "runtime"},
         "kernels": set(),
         "tiling": {"memory", "runtime", "planning", "kernels"},
         "compile": {"memory", "runtime", "graphs", "planning", "tiling", "kernels"},

@@ -110,7 +110,7 @@ class PlanRequest:
         if not self.auto:
             return self
         chosen = dict.fromkeys([*self.methods, *usual_methods(device), "tile"])
-        if self.graphs != "off" and not self.offload:  # copies to the host are not captured
+        if self.graphs != "off" and not self.offload:  # copies inside of graphs are not part of the costs yet
             chosen.pop("offload", None)
         return replace(self, methods=tuple(chosen))
 

@@ -10,7 +10,7 @@ from lowtide.trace.step.group import Group
 
 class _Counted(recorder._Operators):
     def __init__(self):
-        super().__init__()
+        super().__init__("cpu")
         self.seen = []
 
     def operator(self, number, call):

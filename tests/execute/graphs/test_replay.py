@@ -18,7 +18,19 @@ from lowtide.execute.compile.family import Shapes
 from lowtide.execute.graphs.part import SharedStorage, Value
 from lowtide.execute.graphs.replay import Replay, undisturbed
 from lowtide.execute.runtime.copies import Form
-from tests.execute.graphs.loops import LOOPS, Network, batches, held, loss_of, trained, two_at_once
+from lowtide.plan.program.instructions import Run
+from tests.execute.graphs.loops import (
+    LOOPS,
+    Dropping,
+    Network,
+    accumulated,
+    batches,
+    held,
+    loss_of,
+    trained,
+    two_at_once,
+    usual,
+)
 
 
 class _Graph:
@@ -48,7 +60,7 @@ class _Tape:
     def __init__(self, number):
         self.number, self.storages, self.used, self.graphs = number, [], {number}, []
 
-    def captured(self, run, arguments, groups, large):
+    def captured(self, run, arguments, groups, large, generators):
         known = list(arguments)
         before = [one.clone() if isinstance(one, torch.Tensor) else one for one in known]
         random = torch.get_rng_state()
@@ -74,14 +86,57 @@ class _Tape:
         self.storages.clear()
 
 
+class _Beside:
+    """Nothing: on the host, copies and random numbers are those of the interpreter."""
+
+    @contextmanager
+    def watching(self, part):
+        yield
+
+    def generators(self, part):
+        return ()
+
+    def capturing(self, part):
+        return self.watching(part)
+
+    def set_out(self, part):
+        pass
+
+    def as_saved(self, value):
+        return value
+
+
+class _Stopwatch:
+    def __init__(self, took):
+        self.took = took
+
+    @contextmanager
+    def timing(self, part):
+        self.took[part].append(self.took[part][-1])
+        yield
+
+    def seconds(self):
+        return [part[1:] for part in self.took]
+
+
 class _Tapes:
     device_type = "cpu"
+    took = (1.0, 1.0)
+    """Seconds as always, and as graphs."""
 
     def __init__(self):
         self.made, self.size = [], 0
+        self.watches = iter(self.took)
 
     def possible(self):
         return True
+
+    def beside(self, interpreter, device):
+        return _Beside()
+
+    def stopwatch(self):
+        seconds = next(self.watches)
+        return _Stopwatch([[seconds], [seconds]])
 
     def sizes(self, device):
         class Nothing:
@@ -139,6 +194,41 @@ def test_the_bits_are_those_without_graphs(loop, tapes):
     else:
         assert "each replay as one CUDA graph" in graphs.explain()
         assert max(replays) > 2
+
+
+@pytest.mark.parametrize("loop", [usual, accumulated])
+@pytest.mark.parametrize("only", ["recompute", "offload"])
+def test_what_runs_beside_is_replayed(loop, only, tapes):
+    """Dropouts that are recomputed, and copies to the host."""
+    torch.manual_seed(0)
+    model = Dropping(width=16)
+    other = copy.deepcopy(model)
+    x, y = next(batches(model, 1))
+    options = {"budget": "60%", "time_limit": 1.0, "verify": False, "only": only}
+    plain = lowtide.fit(loss_of, model, x, y, **options)
+    graphs = lowtide.fit(loss_of, other, x, y, **options, graphs="auto")
+    decisions, steps = graphs.plan.decisions, graphs.plan.graph.ops
+    assert decisions.offloaded if only == "offload" else decisions.recomputed
+    ran = [line.op for line in graphs.plan.program.instructions if isinstance(line, Run)]
+    assert only == "offload" or any(steps[op].random for op in ran if ran.count(op) > 1)
+    for one, two in zip(trained(model, plain, loop), trained(other, graphs, loop), strict=True):
+        assert torch.equal(one, two)
+    assert "each replay as one CUDA graph" in graphs.explain()
+
+
+def test_graphs_that_are_slower_are_given_up(tapes, monkeypatch):
+    monkeypatch.setattr(_Tapes, "took", (1.0, 1.2))
+    torch.manual_seed(0)
+    model = Network(width=4)
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, verify=False, graphs="auto")
+    found = []
+    for _ in range(8):
+        model.zero_grad()
+        step(model, x, y).backward()
+        found.append("each replay as one CUDA graph" in step.explain())
+    assert found == [False, False, False, True, True, True, False, False]
+    assert "the step was measured to take longer as graphs" in step.explain()
 
 
 def test_arguments_on_the_host_are_named(tapes, monkeypatch):

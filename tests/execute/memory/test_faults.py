@@ -349,11 +349,11 @@ def no_memory(kind):
 @pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError, MemoryError])
 def test_pinned_memory_that_runs_out(kind, monkeypatch):
     """First what is under way is waited for, then plain memory will do, and only then is it an error."""
-    lanes = object.__new__(transfer._CudaTransfers)
+    lanes = object.__new__(transfer.CudaTransfers)
     done = []
     lanes._pool = transfer.PinnedPool()
     monkeypatch.setattr(lanes._pool, "shrink", lambda: done.append("shrunk"))
-    monkeypatch.setattr(transfer._CudaTransfers, "settle", lambda _: done.append("settled"))
+    monkeypatch.setattr(transfer.CudaTransfers, "settle", lambda _: done.append("settled"))
     monkeypatch.setattr(transfer, "empty_host_cache", lambda: done.append("given back"))
     plain = torch.empty
 

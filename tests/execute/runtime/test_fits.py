@@ -9,6 +9,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import PlanError
+from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -293,7 +294,7 @@ def test_random_operators_run_again_inside_a_body_draw_the_same():
     joint = step.joint
     results = []
     for planner in (store_all, recompute_all):
-        turn = _Turn(joint, planner(joint.graph), Watched())
+        turn = _Turn(joint, planner(joint.graph), Watched(), Drawing())
         torch.manual_seed(3)
         values = [value.clone() for value in step.values]
         with torch.no_grad():

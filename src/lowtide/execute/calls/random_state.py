@@ -4,11 +4,43 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["generator_of", "random_state", "replayed"]
+__all__ = ["Drawing", "Redraws", "generator_of", "random_state", "replayed"]
+
+
+class Redraws(Protocol):
+    """How random operators that run again draw the numbers of their first run."""
+
+    def before(self, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> Any:
+        """Remember where the generator is before the first run; what ``again`` is to be given."""
+
+    def again(
+        self, state: Any, args: Sequence[Any], kwargs: Mapping[str, Any], /
+    ) -> AbstractContextManager[None]:
+        """Inside, the operator draws the same numbers."""
+
+
+class Drawing:
+    """Who has random operators draw again now; shared by all parts of a Program."""
+
+    def __init__(self) -> None:
+        self.by: Redraws = _ByState()
+
+
+class _ByState:
+    """The generator's state is kept, and put back."""
+
+    def before(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        return random_state(args, kwargs)
+
+    def again(
+        self, state: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        return replayed(state, args, kwargs)
 
 
 def generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:

@@ -9,6 +9,9 @@ pages of memory put behind the addresses: two of them share a page where they ar
 - ``segments.py``: has PyTorch's allocator take its addresses there; compiled in ``_segments.c``.
 - ``recorder.py``: what lives how long while a part is captured.
 - ``part.py``: one captured part.
+- ``beside.py``: copies to the host and random numbers of a captured part.
+- ``stopwatch.py``: whether graphs are faster.
+- ``reasons.py``: why a step is not captured.
 - ``replay.py``: when a part is captured, replayed or run as always.
 - ``room.py``: what a plan leaves for all this.
 

@@ -20,24 +20,24 @@ from lowtide.device_internals import (
     uses_of_storage,
 )
 from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.beside import Beside
 from lowtide.execute.graphs.driver import Addresses
 from lowtide.execute.graphs.pages import PAGE, Lifetimes, pages_of
+from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
 from lowtide.execute.graphs.segments import Pages
+from lowtide.execute.graphs.stopwatch import Stopwatch
 from lowtide.execute.runtime.copies import Form
+from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.trace.step.group import Group
 
-__all__ = ["CannotCaptureError", "Replayable", "SharedStorage", "Tape", "Tapes", "Value"]
+__all__ = ["Replayable", "SharedStorage", "Tape", "Tapes", "Value"]
 
 _CAPTURES = threading.Lock()
 """One capture at a time: they share the allocator of addresses."""
 
 
 _ALONE = torch.empty(1)
-
-
-class CannotCaptureError(Exception):
-    """Why a part cannot be replayed as a graph, in words."""
 
 
 class _Memory:
@@ -103,12 +103,16 @@ class Tape:
         arguments: list[Any],
         groups: Sequence[Group],
         large: Collection[int],
+        generators: Sequence[torch.Generator] = (),
     ) -> tuple[Replayable, list[Any]]:
         """A graph of what ``run`` does with the arguments, and what it returns. Nothing is computed yet.
 
-        ``large`` are the operators that allocate much, by their number.
+        ``large`` are the operators that allocate much, by their number. ``generators`` are those that it
+        draws random numbers from besides the device's own.
         """
         graph: Any = torch.cuda.CUDAGraph()
+        for one in generators:
+            graph.register_generator_state(one)
         index = self._pages.index
         with _CAPTURES, _capturing(torch.device("cuda", index), index, self._graph_pool):
             self._pages.hand_out(self.addresses, self._already, self._most)
@@ -198,6 +202,14 @@ class Tapes:
     def sizes(self, device: torch.device) -> Sizes:
         """Sees which operators allocate much."""
         return Sizes(device.index)
+
+    def beside(self, interpreter: Interpreter, device: torch.device) -> Beside:
+        """What a Program does beside its operators."""
+        return Beside(interpreter, device)
+
+    def stopwatch(self) -> Stopwatch:
+        """Measures parts."""
+        return Stopwatch()
 
     def possible(self) -> bool:
         """Whether something can be captured now."""

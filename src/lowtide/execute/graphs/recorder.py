@@ -30,8 +30,10 @@ __all__ = ["Alive", "Recorder", "Sizes"]
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Is shown operators one by one; those of compiled groups as one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
+        """Those of the host are not counted where the step is on another device."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
         self._number = 0
         self._inside = False
 
@@ -39,7 +41,17 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator."""
-        return self._numbered(lambda: func(*args, **(kwargs or {})))
+        given = kwargs or {}
+        if not self._counts(args, given):
+            return func(*args, **given)
+        return self._numbered(lambda: func(*args, **given))
+
+    def _counts(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator is one of the device; whether offload takes memory of the host may change."""
+        devices = [one.device for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        asked = kwargs.get("device")
+        devices += [] if asked is None else [torch.device(asked)]
+        return any(one.type == self._device_type for one in devices)
 
     @contextmanager
     def watching(self, groups: Iterable[Group]) -> Iterator[None]:
@@ -73,7 +85,7 @@ class Sizes(_Operators):  # type: ignore[no-untyped-call]
     """Sees which operators allocate much."""
 
     def __init__(self, device: int) -> None:
-        super().__init__()
+        super().__init__("cuda")
         self._device = device
         self.large: set[int] = set()
 
@@ -109,7 +121,7 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
         large: Collection[int],
     ) -> None:
         """``large`` are the operators that allocate much, by their number."""
-        super().__init__()
+        super().__init__("cuda")
         self._pages, self._graph_pool, self._base = pages, graph_pool, base
         self._lifetimes, self._alive, self._large = lifetimes, alive, large
         self.pools: list[Any] = []

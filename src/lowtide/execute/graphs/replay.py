@@ -9,22 +9,24 @@ from typing import Any, NamedTuple
 import torch
 
 from lowtide.device_internals import is_freed
-from lowtide.execute.graphs import segments
-from lowtide.execute.graphs.part import CannotCaptureError, Replayable, Tape, Tapes, Value
+from lowtide.execute.graphs import reasons
+from lowtide.execute.graphs.beside import Beside
+from lowtide.execute.graphs.part import Replayable, Tape, Tapes, Value
+from lowtide.execute.graphs.reasons import CannotCaptureError
+from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import RESIDENT_ROLES, Role
-from lowtide.plan.program.instructions import Fetch, Send
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
-from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
 __all__ = ["Replay", "replayed", "undisturbed"]
 
-_ORDINARY = 1
-"""Calls that run as always at first: libraries set up what they keep."""
+_WATCHED, _ORDINARY = 1, 2
+"""Calls that run as always at first: one that is watched while libraries set up what they keep, and one that
+is timed."""
 _TAPES = 3
 """Ways in which users hold what a step gives, each with graphs of its own."""
 _SMALL = 1 << 20
@@ -45,6 +47,9 @@ class _Step:
         self.saved: list[torch.Tensor] | None = None
         """What forward has left for the backward that is still to be captured."""
         self.where: list[tuple[Form, int]] = []
+        """Where the tensors among them lie."""
+        self.others: list[Any] = []
+        """Bytes on the host and random states among them."""
         self.tangents: list[torch.Tensor] = []
         self.backward: Replayable | None = None
         self.gradients: list[Any] = []
@@ -66,16 +71,19 @@ class Replay:
     def __init__(self, interpreter: Interpreter, tapes: Tapes, page_bytes: int = 0) -> None:
         """``page_bytes`` is what the plan leaves for pages that are not full."""
         self._interpreter, self._made, self._page_bytes = interpreter, tapes, page_bytes
-        self.reason = _cannot(interpreter)
+        self.reason = reasons.known_before(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
         self._tapes: list[_Step] = []
+        self._faster: bool | None = None
+        """Whether the step is faster by graphs, once that is known."""
         self._pending: _Pending | None = None
         """The latest forward, while its backward may still come."""
         joint = interpreter.joint
         leaves = {t: k for k, t in enumerate(joint.inputs) if t is not None}
         self._leaf = [leaves.get(t) if t not in interpreter.copied else None for t in interpreter.saved]
-        """For each tensor that is saved: the argument that it is, if it is one."""
+        self._leaf += [None] * (len(interpreter.hosts) + len(interpreter.states))
+        """For everything that is saved: the argument that it is, if it is one."""
         self._resident = {
             k
             for k, t in enumerate(joint.inputs)
@@ -84,6 +92,8 @@ class Replay:
         self._groups = list(_groups(joint))
         self._large: list[set[int]] = [set(), set()]
         """Operators of forward and of backward that allocate much, by their number."""
+        self._beside: Beside | None = None
+        self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
         self._later: str | None = None
         """Why the step is to run as always, once the backward that is still to come has run."""
 
@@ -102,23 +112,20 @@ class Replay:
         if self.reason is not None:
             return f"graphs     none: {self.reason}"
         if not self.replays:
-            return "graphs     captured at the second step"
+            return "graphs     captured at the third step"
         size = format_bytes(self.arena_bytes)
         return f"graphs     forward and backward each replay as one CUDA graph, in {size} of their own"
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """As the interpreter's."""
         tape = self._tape(arguments) if self.reason is None else None
-        if tape is None and self._calls == _ORDINARY and self.reason is None:
-            return self._watched(0, self._interpreter.run_forward, arguments)
         if tape is None:
-            return self._interpreter.run_forward(arguments)
+            return self._as_always(0, self._interpreter.run_forward, arguments)
         values = list(arguments)
         arguments.clear()
         for k, copy in tape.static.items():
             copy.copy_(values[k])
-        assert tape.forward is not None
-        tape.forward.replay()
+        self._replay(0, tape.forward)
         token = torch.zeros(1, dtype=torch.uint8)
         self._pending = _Pending(is_freed(token), token.data_ptr(), tape)
         outputs = [one.now() if isinstance(one, Value) else _copied(one) for one in tape.outputs]
@@ -128,9 +135,7 @@ class Replay:
         """As the interpreter's; by a graph where forward was."""
         tape, kept = self._replayed(arguments), len(self._leaf)
         if tape is None:
-            if self._calls == _ORDINARY and self.reason is None:
-                return self._watched(1, self._interpreter.run_backward, arguments)
-            return self._interpreter.run_backward(arguments)
+            return self._as_always(1, self._interpreter.run_backward, arguments)
         values = list(arguments)
         arguments.clear()
         if tape.backward is None:
@@ -143,8 +148,7 @@ class Replay:
                 return self._backward_as_always(tape, values, why)
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
             copy.copy_(value)
-        assert tape.backward is not None
-        tape.backward.replay()
+        self._replay(1, tape.backward)
         self._pending = None
         self._interpreter.apart = []
         return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
@@ -166,17 +170,32 @@ class Replay:
         self._pending = None
         self._made.forget()
 
-    def _watched(self, part: int, run: Callable[[list[Any]], list[Any]], arguments: list[Any]) -> list[Any]:
-        """Run as always, and see which operators allocate much."""
-        sizes = self._made.sizes(_device(arguments))
-        with sizes.watching(self._groups):
+    def _as_always(self, part: int, run: Callable[[list[Any]], list[Any]], arguments: list[Any]) -> list[Any]:
+        """Run as always; at first see which operators allocate much, and how long it takes."""
+        if self.reason is not None or self._calls not in (_WATCHED, _ORDINARY):
+            return run(arguments)
+        if self._calls == _ORDINARY:
+            with self._always.timing(part):
+                return run(arguments)
+        device = _device(arguments)
+        sizes = self._made.sizes(device)
+        if self._beside is None:
+            self._beside = self._made.beside(self._interpreter, device)
+        with sizes.watching(self._groups), self._beside.watching(part):
             found = run(arguments)
         self._large[part] = sizes.large
         return found
 
+    def _replay(self, part: int, graph: Replayable | None) -> None:
+        assert graph is not None
+        assert self._beside is not None
+        with self._by_graphs.timing(part):
+            self._beside.set_out(part)
+            graph.replay()
+
     def _tape(self, arguments: Sequence[Any]) -> _Step | None:
         """Graphs for this call, captured if need be; None where it runs as always."""
-        if not self._may_replay(arguments) or self._waits():
+        if not self._may_replay(arguments) or self._waits() or self._slower():
             return None
         addresses = {k: arguments[k].data_ptr() for k in self._resident}
         if any(one.fixed != addresses for one in self._tapes):
@@ -221,6 +240,28 @@ class Replay:
             self.release(self._later)
         return self.reason is not None
 
+    def _slower(self) -> bool:
+        """Whether graphs have turned out to take longer; they are given up then."""
+        if self._faster is None and self._tapes:
+            found = slower(self._always.seconds(), self._by_graphs.seconds())
+            if found:
+                self.release("the step was measured to take longer as graphs")
+            self._faster = None if found is None else not found
+        return self.reason is not None
+
+    def _captured(
+        self, tape: _Step, part: int, run: Callable[[list[Any]], list[Any]], given: list[Any]
+    ) -> tuple[Replayable, list[Any]]:
+        assert self._beside is not None
+        beside = self._beside
+        generators = beside.generators(part)
+
+        def whole(arguments: list[Any]) -> list[Any]:
+            with beside.capturing(part):
+                return run(arguments)
+
+        return tape.tape.captured(whole, given, self._groups, self._large[part], generators)
+
     def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> _Step:
         device = _device(arguments)
         held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
@@ -233,9 +274,7 @@ class Replay:
                 copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
                 tape.static[k] = given[k] = copy.copy_(value)
         interpreter = self._interpreter
-        tape.forward, results = tape.tape.captured(
-            interpreter.run_forward, list(given), self._groups, self._large[0]
-        )
+        tape.forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
         count = len(interpreter.joint.outputs)
         outputs, saved = results[:count], results[count:]
         del results
@@ -248,7 +287,9 @@ class Replay:
             for one in outputs
         ]
         tape.saved = saved
-        tape.where = [(Form.of(one), one.untyped_storage().data_ptr()) for one in saved]
+        tensors = saved[: len(interpreter.saved)]
+        tape.where = [(Form.of(one), one.untyped_storage().data_ptr()) for one in tensors]
+        tape.others = saved[len(tensors) :]
         return tape
 
     def _capture_backward(self, tape: _Step, values: Sequence[Any]) -> None:
@@ -257,7 +298,7 @@ class Replay:
         tape.tangents = [torch.empty_like(one) for one in values[kept:]]
         given = [*tape.saved, *tape.tangents]
         tape.saved = None
-        graph, results = tape.tape.captured(interpreter.run_backward, given, self._groups, self._large[1])
+        graph, results = self._captured(tape, 1, interpreter.run_backward, given)
         if interpreter.apart:
             raise CannotCaptureError("gradients are returned use by use")
         own = {one.untyped_storage().data_ptr() for one in (*tape.tangents, *tape.static.values())}
@@ -271,7 +312,9 @@ class Replay:
 
     def _backward_as_always(self, tape: _Step, values: Sequence[Any], why: str) -> list[Any]:
         """The backward of a forward that was replayed, where it cannot be captured itself."""
+        assert self._beside is not None
         saved = [tape.tape.again(form, address) for form, address in tape.where]
+        saved += map(self._beside.as_saved, tape.others)
         tape.backward, tape.saved = None, None
         found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])
         self._pending = None
@@ -317,46 +360,11 @@ def _let_go(error: Exception) -> str:
     while one is not None:
         traceback.clear_frames(one.__traceback__)
         one = one.__cause__ or one.__context__
-    return _told(error)
-
-
-def _told(error: Exception) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__  # type: ignore[assignment]
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the memory that they need does not fit into the budget"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return reasons.of_error(error)
 
 
 def _device(arguments: Sequence[Any]) -> torch.device:
     return next(one.device for one in arguments if isinstance(one, torch.Tensor))
-
-
-def _cannot(interpreter: Interpreter) -> str | None:
-    """Why a Program cannot be captured, as far as that is known before."""
-    if not segments.available():
-        return "Lowtide was installed without a C compiler"
-    if any(isinstance(line, Send | Fetch) for line in interpreter.program.instructions):
-        return "tensors are copied to the host"
-    if _updates_batch(interpreter.joint):
-        return "it updates a tensor of the batch, of which graphs read a copy"
-    if any(is_collective(call.target) for call in interpreter.joint.calls):
-        return "other processes take part in the step"
-    if interpreter.states or interpreter.hosts:
-        return "random operators run again"
-    if all(t in interpreter.joint.inputs for t in interpreter.saved):
-        return "forward leaves nothing for backward"
-    return None
-
-
-def _updates_batch(joint: Joint) -> bool:
-    """Whether an operator writes to an argument that is neither a parameter nor a buffer."""
-    graph = joint.graph
-    storages, written = graph.storages(), [t for op in graph.ops for t in op.changes]
-    touched = {storages[t] for t in (*written, *graph.updated)}
-    return any(
-        t is not None and graph.tensors[t].role is Role.INPUT and storages[t] in touched for t in joint.inputs
-    )
 
 
 def _groups(joint: Joint) -> Iterator[Group]:

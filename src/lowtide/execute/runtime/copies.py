@@ -24,7 +24,7 @@ from lowtide.execute.memory.host import available_bytes
 from lowtide.execute.memory.pinned import PinnedPool
 from lowtide.units import format_bytes
 
-__all__ = ["Form", "Transfers", "transfers"]
+__all__ = ["CudaTransfers", "Form", "Transfers", "transfers"]
 
 _LOOKED_AT = 64 << 20
 """From so many bytes on, what the host has left is looked at before more is taken from it."""
@@ -82,7 +82,7 @@ class Transfers(ABC):
 
 def transfers(device: torch.device) -> Transfers:
     """The lanes of a device."""
-    return _CudaTransfers(device) if device.type == "cuda" else _CpuTransfers()
+    return CudaTransfers(device) if device.type == "cuda" else _CpuTransfers()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,9 @@ def _copy(pair: list[torch.Tensor], after: Future[None] | None = None) -> None:
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())  # bytes, both of them
 
 
-class _CudaTransfers(Transfers):
+class CudaTransfers(Transfers):
+    """Copies by two streams of a device."""
+
     def __init__(self, device: torch.device) -> None:
         cuda: Any = torch.cuda
         self._device = device
@@ -151,16 +153,34 @@ class _CudaTransfers(Transfers):
         self._pool = PinnedPool()
 
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start."""
         flat = _bytes_of(tensor)
-        host, last_use = self._pool.take(flat.numel(), self._pinned)
-        if last_use is not None:
-            self._out.wait_event(last_use)
+        host = self.take(flat.numel())
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out), torch.inference_mode():
             host.copy_(flat, non_blocking=True)
-        return host, self._out.record_event()
+        return host, self.ticket(self._out)
+
+    def take(self, size: int) -> torch.Tensor:
+        """Memory of the host that a copy may write to now."""
+        host, last_use = self._pool.take(size, self._pinned)
+        if last_use is not None:
+            self._out.wait_event(last_use)
+        return host
+
+    def ticket(self, lane: Any) -> Any:
+        """That of what a lane has just started."""
+        return lane.record_event()
+
+    def come_after(self, sent: Any) -> None:
+        """What is fetched next comes after what was sent with this ticket."""
+        if sent is None:  # which copy brought the bytes is not known any more: all of them are waited for
+            self._in.wait_stream(self._out)
+        else:
+            self._in.wait_event(sent)
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
+        """Start."""
         if form.on_host:  # a kernel that expects it there would read an address of the device
             flat = host.clone()
             self._pool.used(host, self._in.record_event())
@@ -169,23 +189,23 @@ class _CudaTransfers(Transfers):
         return form.over(flat), self.fill(flat.untyped_storage(), host, sent)
 
     def fill(self, storage: torch.UntypedStorage, host: torch.Tensor, sent: Any) -> Any:
+        """Start."""
         flat = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-        if sent is None:  # which copy brought the bytes is not known any more: all of them are waited for
-            self._in.wait_stream(self._out)
-        else:
-            self._in.wait_event(sent)
+        self.come_after(sent)
         self._in.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._in), torch.inference_mode():
             flat.copy_(host, non_blocking=True)
-        arrived = self._in.record_event()
+        arrived = self.ticket(self._in)
         self._pool.used(host, arrived)
         return arrived
 
     def wait(self, ticket: Any) -> None:
+        """Have the stream that computes wait."""
         if ticket is not None:
             torch.cuda.current_stream(self._device).wait_event(ticket)
 
     def settle(self) -> None:
+        """Wait for both lanes."""
         self._out.synchronize()
         self._in.synchronize()
 

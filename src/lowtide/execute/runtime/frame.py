@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.runtime.copies import Form, Transfers
 from lowtide.execute.runtime.parameter_offload import Traveller, bring_back
 from lowtide.execute.runtime.witness import Saw
@@ -19,6 +20,7 @@ class Frame:
 
     __slots__ = (
         "able",
+        "drawing",
         "hosts",
         "incoming",
         "outgoing",
@@ -35,6 +37,7 @@ class Frame:
         self,
         tensors: int,
         states: list[torch.Tensor | None],
+        drawing: Drawing,
         transfers: Transfers | None,
         witness: Saw | None = None,
         quick: bool = False,
@@ -45,6 +48,7 @@ class Frame:
         """Whether nobody watches: calls may be left out that change nothing."""
         self.table: list[Any] = [None] * tensors
         self.states = states
+        self.drawing = drawing
         self.hosts: dict[int, torch.Tensor] = {}
         self.sent: dict[int, tuple[Any, Form]] = {}
         """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""

@@ -10,7 +10,6 @@ from torch import fx
 from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
 from lowtide.errors import PlanError
-from lowtide.execute.calls.random_state import random_state, replayed
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.in_place import in_place_variant
@@ -217,12 +216,12 @@ class Running(Line):
         if self.state is None:
             result = self.function(*args, **kwargs)
         elif self.store_state:
-            frame.states[self.state] = random_state(args, kwargs)
+            frame.states[self.state] = frame.drawing.by.before(args, kwargs)
             result = self.function(*args, **kwargs)
         else:
             state = frame.states[self.state]
             assert state is not None
-            with replayed(state, args, kwargs):
+            with frame.drawing.by.again(state, args, kwargs):
                 result = self.function(*args, **kwargs)
         if frame.witness is not None and self.told:
             frame.witness(self.op, args, kwargs, result, self.in_place)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from lowtide.cost.watch import Marker
+from lowtide.execute.calls.random_state import Drawing, Redraws
 from lowtide.execute.calls.views import Views
 from lowtide.execute.memory.out_of_memory import in_spite_of
 from lowtide.execute.runtime.copies import Form, Transfers, transfers
@@ -99,7 +101,8 @@ class Interpreter:
         self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
-        loops = partial(Turning, watched=self.watched)
+        self._drawing = Drawing()
+        loops = partial(Turning, watched=self.watched, drawing=self._drawing)
         prepares = Program(handover.forward, program.backward, program.bodies)
         self._forward, self._backward = prepared(joint, prepares, self._states, self.leaves, loops)
         self._quick_forward, self._quick_undisturbed = self._launch_forward()
@@ -146,6 +149,18 @@ class Interpreter:
     def watching(self) -> bool:
         """Whether somebody is told of each operator."""
         return self.marker is not None or self.watched.by(self.joint) is not None
+
+    @contextmanager
+    def lent(self, copies: Transfers | None = None, redraws: Redraws | None = None) -> Iterator[None]:
+        """Inside, others copy to the host and have random operators draw again, where they are given."""
+        before, known = (self._transfers, self._drawing.by), set(self._sent)
+        self._transfers, self._drawing.by = copies or before[0], redraws or before[1]
+        try:
+            yield
+        finally:
+            self._transfers, self._drawing.by = before
+            if copies is not None:  # tickets mean nothing to others
+                self._sent.update(dict.fromkeys(set(self._sent) - known))
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Results of the step, then what backward needs. Empties ``arguments``.
@@ -298,7 +313,8 @@ class Interpreter:
     def _frame(self, states: list[torch.Tensor | None]) -> Frame:
         witness = self.watched.by(self.joint)
         quick = self.marker is None and witness is None and not calls_are_watched()
-        frame = Frame(len(self.joint.graph.tensors), states, self._transfers, witness, quick)
+        size = len(self.joint.graph.tensors)
+        frame = Frame(size, states, self._drawing, self._transfers, witness, quick)
         for tensor, value in self.joint.constants.items():
             frame.table[tensor] = value
         return frame

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lowtide.cost.watch import Marker
+from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.calls.views import Views
 from lowtide.execute.runtime.copies import transfers
 from lowtide.execute.runtime.fits import refuse_invalid
@@ -36,10 +37,10 @@ __all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
 class _Turn:
     """The Program of a body, ready to run."""
 
-    def __init__(self, joint: Joint, program: Program, watched: Watched) -> None:
-        self.joint, self.watched = joint, watched
+    def __init__(self, joint: Joint, program: Program, watched: Watched, drawing: Drawing) -> None:
+        self.joint, self.watched, self.drawing = joint, watched, drawing
         self.states = random_again(joint, program)
-        loops = partial(Turning, watched=watched)
+        loops = partial(Turning, watched=watched, drawing=drawing)
         forward, backward = prepared(joint, program, self.states, loops=loops)
         self.lines = [*forward, *backward]
         held = [t for t in (*joint.inputs, *joint.tangents, *joint.constants) if t is not None]
@@ -58,7 +59,7 @@ class _Turn:
         states: list[Any] = [None] * len(self.states)
         witness = self.watched.by(joint)
         quick = marker is None and witness is None and not calls_are_watched()
-        frame = Frame(len(joint.graph.tensors), states, self.transfers, witness, quick)
+        frame = Frame(len(joint.graph.tensors), states, self.drawing, self.transfers, witness, quick)
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -81,7 +82,12 @@ class Turning(Nested):
     """A loop as the function that its operator calls."""
 
     def __init__(
-        self, region: TiledRegion | Half, loop: Loop, bodies: Sequence[Body], watched: Watched
+        self,
+        region: TiledRegion | Half,
+        loop: Loop,
+        bodies: Sequence[Body],
+        watched: Watched,
+        drawing: Drawing,
     ) -> None:
         """``loop`` and ``bodies`` are known to fit the region (``execute/runtime/fits.py``)."""
         self.region = region
@@ -89,7 +95,7 @@ class Turning(Nested):
         self.turns: list[_Turn] = []
         for tile, planned in zip(region.tiles, loop.tiles, strict=True):
             if planned.body not in turns:
-                turns[planned.body] = _Turn(tile.joint, bodies[planned.body].program, watched)
+                turns[planned.body] = _Turn(tile.joint, bodies[planned.body].program, watched, drawing)
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -191,7 +197,7 @@ def _one_turn(
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
     refuse_invalid(joint, program, inside=True)
-    turn = _Turn(joint, program, Watched(witness))
+    turn = _Turn(joint, program, Watched(witness), Drawing())
 
     def run(marker: Marker | None) -> None:
         with torch.no_grad():

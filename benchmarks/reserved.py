@@ -1,0 +1,174 @@
+"""Bytes that a planned step reserves on a CUDA device, with and without CUDA graphs, and what that costs in time.
+
+    python benchmarks/reserved.py [--budgets 100%,50%,25%] [--kernels eager] [--time-limit 5] [--out FILE] [STEP ...]
+
+STEP is unet, resnet50, gpt2, gpt2-bf16 or llama (benchmarks/architectures/as_users_write.py; llama needs `transformers`);
+unet, resnet50, gpt2 and llama by default. Each step runs in two processes, by PyTorch's default allocator and with expandable
+segments. "allocated" is the peak of the plan's steps that are not replayed, as PyTorch's allocator counts it; "reserved" what
+the allocator has taken from the device at most, together with the memory of the graphs. Ten steps between two synchronisations,
+after those that do not count. "bits" says whether loss and gradients of a replayed step are those of its first call, which
+is not replayed; cuDNN is asked for algorithms that give the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lowtide
+from architectures.as_users_write import CASES
+from lowtide.files import write_atomically
+from plain import machine
+
+STEPS = ("unet", "resnet50", "gpt2", "llama")
+ALLOCATORS = {"default": "", "expandable": "expandable_segments:True"}
+WARM, COUNTED = 5, 10
+
+
+def cleared() -> None:
+    """Nothing is left on the device that nobody holds."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def results(step: Callable[..., Any], model: Any, batch: Any) -> list[torch.Tensor]:
+    """The loss and all gradients of one step, on the host."""
+    torch.manual_seed(0)
+    model.zero_grad(set_to_none=True)
+    loss = step(model, *batch)
+    loss.backward()
+    found = [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def measured(step: Any, model: Any, batch: Any) -> dict[str, Any]:
+    """What steps take once everything is set up."""
+
+    def several(count: int) -> None:
+        for _ in range(count):
+            model.zero_grad(set_to_none=True)
+            step(model, *batch).backward()
+
+    cleared()
+    first, second = (results(step, model, batch) for _ in range(2))  # neither is replayed
+    always = torch.cuda.max_memory_allocated()
+    several(WARM)
+    cleared()
+    several(2)
+    torch.cuda.synchronize()
+    reserved = torch.cuda.max_memory_reserved() + step.graph_bytes
+    began = time.perf_counter()
+    several(COUNTED)
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - began) / COUNTED
+    if not all(map(torch.equal, first, second)):
+        bits = "change in every run"
+    else:
+        bits = "same" if all(map(torch.equal, first, results(step, model, batch))) else "OTHER"
+    return {"allocated": always, "reserved": reserved, "ms": 1e3 * seconds, "bits": bits}
+
+
+def rows(name: str, chosen: Any) -> Any:
+    """Of one step in this process."""
+    torch.backends.cudnn.deterministic = True
+    torch.manual_seed(0)
+    model, batch, loss_of = CASES[name]("cuda", False)
+    for budget in chosen.budgets.split(","):
+        found: dict[str, dict[str, Any]] = {}
+        told = ""
+        for graphs in ("off", "auto"):
+            torch._dynamo.reset()
+            cleared()
+            try:
+                step = lowtide.fit(
+                    loss_of, model, *batch, budget=budget, kernels=chosen.kernels, graphs=graphs,
+                    time_limit=chosen.time_limit, verify=False, only=("recompute", "tile"),
+                )  # fmt: skip
+            except lowtide.LowtideError as error:
+                yield {"step": name, "budget": budget, "error": str(error).splitlines()[0]}
+                break
+            found[graphs] = measured(step, model, batch)
+            told = next((x for x in step.explain().splitlines() if x.startswith("graphs")), "")
+            del step
+        else:
+            yield {"step": name, "budget": budget, **found, "graphs": told}
+
+
+def row(allocator: str, one: dict[str, Any]) -> str:
+    """A line of the table."""
+    cells = [one["step"], one["budget"], allocator]
+    if "error" in one:
+        return "| " + " | ".join([*cells, one["error"], *[""] * 8]) + " |"
+    off, auto = one["off"], one["auto"]
+    for found in (off, auto):
+        cells += [f"{found[x] / 2**20:,.0f}" for x in ("allocated", "reserved")]
+        cells.append(f"{found['reserved'] / found['allocated']:.3f}")
+    cells += [f"{auto['ms'] / off['ms']:.3f}", auto["bits"], one["graphs"]]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--budgets", default="100%,50%,25%")
+    parser.add_argument("--kernels", default="eager")
+    parser.add_argument("--time-limit", type=float, default=5.0)
+    parser.add_argument("--here", action="store_true", help="in this process, by the allocator that it has")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("steps", nargs="*", metavar="STEP")
+    chosen = parser.parse_args()
+    steps = chosen.steps or STEPS
+    if chosen.here:
+        for name in steps:
+            for one in rows(name, chosen):
+                print("row " + json.dumps(one), flush=True)
+        return
+    lines = [
+        "| step | budget | allocator | allocated MiB | reserved | ratio | with graphs: allocated | reserved | ratio "
+        "| time of that without | bits | |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    print("\n".join(lines), flush=True)
+    told = ", ".join(f"{key} {value}" for key, value in machine("cuda").items())
+    command = " ".join(["python benchmarks/reserved.py", *sys.argv[1:]])
+    text = f"# Reserved bytes\n\n`{command}`, {date.today()}; {told}\n\n"
+    options = [
+        "--budgets",
+        chosen.budgets,
+        "--kernels",
+        chosen.kernels,
+        "--time-limit",
+        str(chosen.time_limit),
+    ]
+    for name in steps:
+        for allocator, setting in ALLOCATORS.items():
+            call = [sys.executable, "-W", "ignore", __file__, "--here", *options, name]
+            environment = {
+                **os.environ,
+                "PYTORCH_CUDA_ALLOC_CONF": setting,
+                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            }
+            done = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+            found = [json.loads(x[4:]) for x in done.stdout.splitlines() if x.startswith("row ")]
+            for one in found or [{"step": name, "budget": "", "error": f"ended with {done.returncode}"}]:
+                lines.append(row(allocator, one))
+                print(lines[-1], flush=True)
+        if chosen.out is not None:
+            write_atomically(chosen.out, (text + "\n".join(lines) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
