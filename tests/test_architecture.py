@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "integrations": {"errors", "execute"},
     "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},
-    "report": BASE | {"graph", "cost", "formats"},
+    "report": BASE | {"graph", "cost", "formats", "plan"},
     "commands": BASE | {"graph", "cost", "formats", "report", "trace", "plan", "execute", "zoo", "__init__"},
     "__init__": BASE | {"graph", "cost", "formats", "trace", "execute"},
     "__main__": {"commands"},

@@ -28,7 +28,7 @@ def run_main(*arguments, capsys):
 
 def test_the_commands_are_these():
     assert sorted(cli.commands) == [
-        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "run", "show",
+        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "report", "run", "show",
         "tile", "top",
     ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from lowtide.commands.doctor import doctor
 from lowtide.commands.formats import formats
 from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
+from lowtide.commands.report import report
 from lowtide.commands.run import run
 from lowtide.commands.show import show
 from lowtide.commands.tile import tile
@@ -80,6 +81,7 @@ def cli() -> None:
     lowtide run train.py:step --budget 50%    a step of your own inside half of its memory
     lowtide plan train.py:step --sweep        what every budget costs in time
     lowtide show FILE                         where the memory of a dump goes
+    lowtide report FILE                       a page on it, to look at and to show to others
     """
     log = logging.getLogger("lowtide")
     log.setLevel(logging.INFO)
@@ -87,7 +89,22 @@ def cli() -> None:
     log.handlers[:] = [_Progress()]
 
 
-for command in (demo, show, top, diff, convert, formats, profile, doctor, run, plan, check, tile, address):
+for command in (
+    demo,
+    show,
+    top,
+    diff,
+    convert,
+    formats,
+    profile,
+    doctor,
+    run,
+    plan,
+    check,
+    tile,
+    address,
+    report,
+):
     cli.add_command(command)
 
 
