@@ -7,7 +7,7 @@ MUTATIONS ?= 100000
 CASES ?= 2000
 TORCH ?= 2.13.0
 
-.PHONY: demo test setup lint fuzz fuzz-models fuzz-plans bench clean
+.PHONY: demo page test setup lint fuzz fuzz-models fuzz-plans bench clean
 
 setup: $(READY)
 
@@ -22,6 +22,9 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python examples/show_documents.py
 	$(BIN)/lowtide demo
+
+page:
+	cd web && npm ci && npm run build && npm test
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q

@@ -28,6 +28,8 @@ from lowtide.formats.registry import FORMATS, read_file, recognise, write_file
 from lowtide.report.summary import summarise
 from lowtide.report.terminal import print_summary
 from tests.conftest import document_path
+from tests.formats.profiles import exported, gpu_events
+from tests.formats.snapshots import pickled
 from tests.mutate import mutated
 
 
@@ -46,6 +48,8 @@ CASES = {
     "csv": Case("csv"),
     "dot": Case("dot"),
     "native": Case("native", is_json=True),
+    "snapshot": Case("snapshot"),
+    "profiler": Case("profiler", is_json=True),
 }
 
 _WRITTEN_OFTEN = 60
@@ -58,6 +62,8 @@ def document(name: str) -> bytes:
     numbers = {"chainer": "000", "megengine": "001", "dataflow": "002", "tensorflow": "003", "tilelog": "004"}
     if name in numbers:
         return document_path(numbers[name]).read_bytes()
+    if name in ("snapshot", "profiler"):
+        return pickled() if name == "snapshot" else exported(gpu_events())
     if name == "dot":
         return dot.write(dataflow.read(document("dataflow"))).data
     step = chainer.read(document("chainer"))

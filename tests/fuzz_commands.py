@@ -47,6 +47,7 @@ from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.tiling import Tiling
 from lowtide.zoo import build
 from tests.mutate import mutated
+from tests.report.page.cases import measured
 from tests.steps import DEVICE, described, families, families_plan
 
 SECONDS = 60
@@ -79,6 +80,8 @@ def document(name: str) -> bytes:
         return native.write(Step(graph, "capture", estimate(graph, DEVICE))).data
     if name == "plan":
         return encode_document(families_plan())
+    if name == "run":
+        return encode_document(measured())
     if name == "program":
         return encode_document(recompute_all(joint().graph))
     if name == "loop":
@@ -165,6 +168,14 @@ def _commands(number: int, bad: str, good: str, folder: Path) -> Iterator[list[s
         yield ["plan", bad, "--cost", cost, "--budget", budget, "--time-limit", "0.1", "--explain"]
     elif picked == 4:
         yield ["plan", good, "--cost", bad, "--budget", "100%", "--time-limit", "0.1"]
+    else:
+        yield [
+            "report",
+            bad,
+            *rng.choice([[], [good]]),
+            "-o",
+            str(folder / rng.choice(["out.html", "out.json"])),
+        ]
 
 
 class TooLongError(Exception):
@@ -231,6 +242,17 @@ def _on_plans(name: str, number: int, data: bytes, folder: Path) -> bool:
     bad.write_bytes(data)
     code, _, said = run_command(["check", str(bad), *(["--json"] if number % 2 else [])])
     assert code in (0, 2), said
+    shown, _, why = run_command(["report", str(bad), "-o", str(folder / "out.html"), "--rivals", "0"])
+    assert shown == code, f"{said} {why}"
+    return code != 0
+
+
+def _on_runs(name: str, number: int, data: bytes, folder: Path) -> bool:
+    bad = folder / "run.json"
+    bad.write_bytes(data)
+    code, _, said = run_command(["report", str(bad), "-o", str(folder / "out.html"), "--rivals", "0"])
+    assert code in (0, 2), said
+    assert "Traceback" not in said, said
     return code != 0
 
 
@@ -267,6 +289,7 @@ CASES: dict[str, Runner] = {
     "families": _on_steps,
     "chain": _on_steps,
     "plan": _on_plans,
+    "run": _on_runs,
     "program": _on_programs,
     "loop": _on_programs,
     "costs": _on_caches,

@@ -15,7 +15,18 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-BASE = {"errors", "printable", "units", "suggest", "files", "documents", "collector", "needs", "nested"}
+BASE = {
+    "errors",
+    "printable",
+    "units",
+    "suggest",
+    "files",
+    "documents",
+    "collector",
+    "needs",
+    "nested",
+    "notebook",
+}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
@@ -23,6 +34,7 @@ MAY_IMPORT = {
     "suggest": set(),
     "collector": set(),
     "nested": set(),
+    "notebook": {"printable", "units"},
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},
     "needs": {"errors"},
@@ -41,7 +53,7 @@ MAY_IMPORT = {
     "integrations": {"errors", "execute"},
     "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},
-    "report": BASE | {"graph", "cost", "formats"},
+    "report": BASE | {"graph", "cost", "formats", "plan"},
     "commands": BASE | {"graph", "cost", "formats", "report", "trace", "plan", "execute", "zoo", "__init__"},
     "__init__": BASE | {"graph", "cost", "formats", "trace", "execute"},
     "__main__": {"commands"},
@@ -66,6 +78,7 @@ ROOMS = {
             *{"recompute", "offload", "result"},
         },
         "baselines": {"program", "bounds"},
+        "shard": {"bounds"},
     },
     "trace": {
         "refusal": set(),
@@ -77,6 +90,7 @@ ROOMS = {
         "operators": {"step"},
         "groups": {"step"},
         "tiles": {"refusal", "eager", "step", "operators", "groups"},
+        "shards": {"distributed", "step", "operators"},
     },
     "execute": {
         "memory": set(),
@@ -90,7 +104,9 @@ ROOMS = {
         "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
         "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
+        "watch": {"memory", "fit"},
         "compare": {"memory", "runtime", "compile", "backend"},
+        "shards": {"fit"},
     },
 }
 """The rooms of the larger parts, in order, and which rooms of the same part each may import."""
@@ -347,9 +363,9 @@ def test_text_for_people_goes_through_one_function():
 
 def test_the_public_names_are_these():
     assert sorted(lowtide.__all__) == [
-        "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "write",
+        "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "watch", "write",
     ]  # fmt: skip
-    assert len(lowtide.__all__) <= 10
+    assert len(lowtide.__all__) <= 11
     for name in lowtide.__all__:
         assert getattr(lowtide, name) is not None
 

@@ -11,17 +11,18 @@ from lowtide.needs import needs_torch
 
 if TYPE_CHECKING:
     from lowtide.execute.fit import fit
+    from lowtide.execute.watch import watch
     from lowtide.trace.step.capture import capture
 
 __all__ = [
-    "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "write",
+    "Cost", "Graph", "LowtideError", "Rect", "Step", "Timeline", "capture", "fit", "read", "watch", "write",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """``capture`` and ``fit`` need torch, which is not imported before somebody asks for one of them."""
+    """These need torch, which is not imported before somebody asks for one of them."""
     if name == "capture":
         with needs_torch("capturing a step"):
             from lowtide.trace.step.capture import capture
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> object:
         with needs_torch("fitting a step"):
             from lowtide.execute.fit import fit
         return fit
+    if name == "watch":
+        with needs_torch("watching a step"):
+            from lowtide.execute.watch import watch
+        return watch
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

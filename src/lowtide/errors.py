@@ -12,6 +12,8 @@ LowtideError
 │   └── BudgetError       a step that was run took more than its budget
 ├── FileError       a file cannot be read or written
 └── ToolError       a program outside Lowtide is missing or failed
+
+MemoryWarning is no error: a watched step came close to its limit.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "GraphError",
     "InfeasibleError",
     "LowtideError",
+    "MemoryWarning",
     "PlanError",
     "RunError",
     "TileError",
@@ -42,6 +45,10 @@ class LowtideError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__(), lines=True)
+
+
+class MemoryWarning(UserWarning):
+    """A step that ``lowtide.watch`` looks at took almost its limit, or more."""
 
 
 class GraphError(LowtideError):

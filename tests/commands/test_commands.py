@@ -28,7 +28,7 @@ def run_main(*arguments, capsys):
 
 def test_the_commands_are_these():
     assert sorted(cli.commands) == [
-        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "run", "show",
+        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "report", "run", "show",
         "tile", "top",
     ]  # fmt: skip
 
@@ -306,7 +306,7 @@ def test_an_error_that_is_not_of_the_output_is_no_error_of_the_output(error, mon
     def fails(_):
         raise error
 
-    monkeypatch.setattr("lowtide.commands.show.read_file", fails)
+    monkeypatch.setattr("lowtide.commands.show.load", fails)
     with pytest.raises(OSError, match="gone|No space") as caught:
         main(["show", str(GRAPH)])
     assert caught.value is error

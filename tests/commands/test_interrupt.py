@@ -123,7 +123,7 @@ def test_a_kill_leaves_the_old_file_and_a_second_run_works(kind, moment, tmp_pat
 
 
 def test_a_host_without_memory_is_said_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr("lowtide.commands.show.read_file", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr("lowtide.commands.show.load", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(SystemExit) as caught:
         main(["show", str(document_path("000"))])
     assert caught.value.code == 2

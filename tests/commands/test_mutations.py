@@ -11,6 +11,7 @@ MUTATIONS = {
     "families": 8,
     "chain": 80,
     "plan": 60,
+    "run": 40,
     "program": 60,
     "loop": 40,
     "costs": 30,

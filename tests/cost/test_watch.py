@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cost.watch import watch_cpu
+from lowtide.cost.watch import watch_cpu, watch_cuda
 
 
 def seen(function):
@@ -64,3 +64,65 @@ def test_a_step_is_fitted_inside_a_profiler():
     loss_of(model, x).backward()
     assert all(torch.equal(one, p.grad) for one, p in zip(found, model.parameters(), strict=True))
     assert step.plan.cost == "measured"
+
+
+class Counters:
+    """CUDA's counters of allocated bytes, without a device."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.most = 1000
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: self.now)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.most)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "most", self.now))
+
+    def take(self, size):
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def test_what_runs_inside_of_an_operator_is_told_apart_by_the_counters_of_cuda(monkeypatch):
+    memory = Counters(monkeypatch)
+
+    def step(marker):
+        marker.before(0)
+        memory.take(100)  # 100 live at the end
+        marker.after(0)
+        memory.take(50)
+        memory.take(-50)
+        marker.before(1)
+        memory.take(10)
+        inner = marker.inside()
+        for size in (300, 40):
+            inner.before(7)
+            memory.take(size)
+            memory.take(-size)
+            inner.after(7)
+        memory.take(60)
+        memory.take(-70)
+        marker.after(1)
+
+    _, found = watch_cuda(step, torch.device("cuda"))
+    assert found.operators == {0: [(0, 100, 100)], 1: [(100, 410, 100)]}
+    assert found.inside == {0: [()], 1: [(110, 410, 170)]}
+    assert found.peak_bytes == 410
+    assert found.end_bytes == 100
+
+
+def test_and_on_the_cpu():
+    def step(marker):
+        marker.before(0)
+        kept = torch.empty(1000, dtype=torch.uint8)
+        inner = marker.inside()
+        for size in (5000, 300):
+            inner.before(3)
+            torch.empty(size, dtype=torch.uint8)
+            inner.after(3)
+        marker.after(0)
+        return kept
+
+    _, found = watch_cpu(step)
+    first, second, third = found.inside[0][0]
+    assert first >= 1000
+    assert (second - first, third - first) == (5000, 300)
+    assert max(found.curve) == found.peak_bytes

@@ -17,8 +17,8 @@ from lowtide.errors import ConvertError, FormatError, ToolError
 from lowtide.formats import dataflow
 from lowtide.formats.dot import svg
 from lowtide.formats.dot.read import quote, read_dot, recognise_dot
-from lowtide.formats.dot.svg import SVG_FORMAT, write_svg
-from lowtide.formats.dot.write import FORMAT, write_dot
+from lowtide.formats.dot.svg import FORMAT, SVG_FORMAT, draw_svg, write_svg
+from lowtide.formats.dot.write import write_dot
 from lowtide.formats.registry import read_file
 from lowtide.graph import Category, Graph, Kernel, Op, Phase, Rect, Role, Source, Tensor, validate
 from tests.conftest import document_path
@@ -285,7 +285,7 @@ needs_graphviz = pytest.mark.skipif(
 
 @needs_graphviz
 def test_the_picture_is_drawn():
-    written = write_svg(STEP)
+    written = draw_svg(STEP, None)
     root = ElementTree.fromstring(written.data)
     name = "{http://www.w3.org/2000/svg}"
     text = {element.text for element in root.iter(f"{name}text")}
@@ -309,13 +309,13 @@ def test_awkward_names_are_drawn_as_they_are():
 
 @needs_graphviz
 def test_a_larger_graph_is_drawn():
-    root = ElementTree.fromstring(write_svg(read_file(document_path("001")).step).data)
+    root = ElementTree.fromstring(draw_svg(read_file(document_path("001")).step, None).data)
     assert len([g for g in root.iter() if g.get("class") == "node"]) == 234 + 299
 
 
 def test_a_graph_too_large_to_lay_out_is_refused():
     graph = Graph(tensors=tuple(Tensor(str(k), 1) for k in range(svg.MAX_NODES + 1)))
-    with pytest.raises(ConvertError, match="the limit is 2000"):
+    with pytest.raises(ConvertError, match="the limit is 2000. Draw it folded, with --fold instead of --all"):
         write_svg(Step(graph))
 
 

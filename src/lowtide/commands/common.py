@@ -11,8 +11,15 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from lowtide.files import is_file
+from lowtide.documents import kind_of, read_document
+from lowtide.errors import PlanError
+from lowtide.files import is_file, read_bytes
+from lowtide.formats.base import Format
+from lowtide.formats.registry import Loaded, read_data
 from lowtide.plan.request import KERNELS
+from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.played import plan_step
+from lowtide.plan.result.validate import check_plan
 from lowtide.printable import printable
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
@@ -27,6 +34,7 @@ __all__ = [
     "is_step_file",
     "json_option",
     "kernels_option",
+    "load",
     "offload_option",
     "print_json",
     "read_for",
@@ -37,6 +45,7 @@ __all__ = [
 ]
 
 _PIPE_WIDTH = 160
+_PLAN = Format(name="plan", title="plan of a step, predicted")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
@@ -135,6 +144,19 @@ def read_for(target: str) -> str | None:
     if code.endswith(".py"):
         return code
     return target if is_step_file(target) else None
+
+
+def load(file: str) -> Loaded:
+    """A step in any format, or a plan as the step that it is."""
+    data = read_bytes(file)
+    if b'"plan"' not in data or kind_of(data) != "plan":
+        return read_data(data, file)
+    plan = read_document(file, Plan)
+    try:
+        check_plan(plan)
+    except PlanError as error:
+        raise PlanError(f"{printable(file)}: {error}", rule=error.rule) from error
+    return Loaded(plan_step(plan), _PLAN, file)
 
 
 def table_options(command: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lowtide import __version__
 from lowtide.commands.common import (
     console,
     device_option,
@@ -20,13 +22,19 @@ from lowtide.errors import FileError, InfeasibleError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.needs import needs_torch
 from lowtide.nested import leaves
+from lowtide.plan.make.sweep import sweep
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.printable import printable
 from lowtide.report.curve import draw
-from lowtide.report.page import Case, page
+from lowtide.report.page.html import html_page
+from lowtide.report.page.make import Given, report_of
 from lowtide.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from lowtide.cost.device import Device
     from lowtide.execute.compare.compare import Comparison
+    from lowtide.plan.make.sweep import Sweep
     from lowtide.plan.result.plan import Plan
     from lowtide.zoo import Built
 
@@ -36,6 +44,30 @@ TARGET = "gpt2:layers=12,width=64,heads=4,length=256,vocab=512"
 """Nearly all of its peak are activations, on any processor: no operator has a large workspace."""
 ABOUT = "GPT-2 with 12 blocks of width 64, trained on 8 sequences of 256 tokens"
 SHARES = ("100%", "50%", "25%")
+_POINT_SECONDS = 0.5
+"""For a plan of each budget of the trade-off curve."""
+_RIVAL_SECONDS = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One way to run the step, as a row of the table."""
+
+    name: str
+    budget_bytes: int | None
+    predicted_bytes: int | None
+    peak_bytes: int
+    seconds: float
+    result: str
+    live_bytes: tuple[int, ...] = ()
+    note: str = ""
+    eager_seconds: float = 0.0
+    """What eager PyTorch took in turns with this case, so that both met the same machine."""
+
+    @property
+    def over_eager(self) -> str:
+        """The time over that of eager PyTorch, where that is known."""
+        return f"{self.seconds / self.eager_seconds:.2f} ×" if self.eager_seconds else "–"
 
 
 @click.command(short_help="Run a network inside smaller and smaller budgets.")
@@ -60,8 +92,9 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     built = zoo.build(target, device=device)
     about = _about(built)
     _say(f"{printable(built.name)}: {about}", as_json)
-    cases: list[Case] = []
+    cases: list[_Case] = []
     views: list[dict[str, Any]] = []
+    given: list[Given] = []
     compared: list[tuple[Plan, Comparison]] = []
     for share in SHARES:
         doing = "capturing, planning, running, comparing …"
@@ -72,8 +105,11 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
         if not cases:
             cases.append(_eager(found))
         cases.append(_case(share, plan, found, note))
+        given.append(Given(cases[-1].name, found.as_file(built.name, device, plan), note))
         views.append({"share": share, "note": note, **plan.as_json(), **found.as_json()})
-    _write(built.name, about, cases, output, device)
+    _say("other budgets, and the planners of others …", as_json)
+    given += [Given("sweep", _swept(compared[0][0])), Given("device", _described(device))]
+    _write(built.name, about, given, output, device)
     if as_json:
         print_json({"target": built.name, "about": about, "device": device, "page": output, "runs": views})
     else:
@@ -122,35 +158,50 @@ def _compared(built: Built, plan: Plan, repeats: int) -> Comparison:
     )
 
 
-def _eager(found: Comparison) -> Case:
+def _swept(plan: Plan) -> Sweep:
+    """Plans for all budgets of the same step, each made in little time."""
+    costs = Costs(plan.seconds, plan.workspace_bytes, plan.cost, short=plan.short, disturbed=plan.disturbed)
+    request = PlanRequest.of("100%", only="recompute", time_limit=_POINT_SECONDS, smallest_seconds=0.0)
+    return sweep(plan.graph, costs, request, DeviceRoom(plan.beside_bytes), able=plan.able)
+
+
+def _described(device: str) -> Device:
+    from lowtide.execute.planning.step_costs import described
+
+    return described(device.partition(":")[0])
+
+
+def _eager(found: Comparison) -> _Case:
     side = found.eager
-    alone = (None, None, side.peak_bytes, side.seconds, True, (), 0)
-    return Case("eager PyTorch", *alone, eager_seconds=side.seconds)
+    return _Case("eager PyTorch", None, None, side.peak_bytes, side.seconds, "", eager_seconds=side.seconds)
 
 
-def _case(share: str, plan: Plan, found: Comparison, note: str) -> Case:
-    timeline = found.recording.timeline
-    return Case(
+def _case(share: str, plan: Plan, found: Comparison, note: str) -> _Case:
+    return _Case(
         name=f"Lowtide at {share}",
         budget_bytes=plan.budget_bytes,
         predicted_bytes=plan.predicted.peak_bytes,
         peak_bytes=found.measured.peak_bytes,
         seconds=found.measured.seconds,
-        bitwise=found.bitwise,
-        difference=found.max_rel_grad_diff,
-        live_bytes=timeline.live_bytes,
-        resident_bytes=timeline.resident_bytes,
+        result="bitwise equal" if found.bitwise else f"gradients within {found.max_rel_grad_diff:.0e}",
+        live_bytes=found.recording.timeline.live_bytes,
         note=note,
         eager_seconds=found.eager.seconds,
     )
 
 
-def _write(name: str, about: str, cases: list[Case], output: str, device: str) -> None:
-    words = (
-        f"A training step of {name} ({about}) on {device}: the memory it takes, before and inside budgets."
+def _write(name: str, about: str, given: list[Given], output: str, device: str) -> None:
+    words = f"A training step of {name} ({about}) on {device}, before and inside budgets."
+    title = "Lowtide: the same step in less memory"
+    made = report_of(
+        given,
+        title=title,
+        about=words,
+        target=name,
+        rival_seconds=_RIVAL_SECONDS,
+        made_by=f"Lowtide {__version__}",
     )
-    text = page("Lowtide: the same step in less memory", words, cases, "lowtide demo")
-    write_atomically(output, text.encode())
+    write_atomically(output, html_page(made))
 
 
 def _make_folder(output: str) -> None:
@@ -162,17 +213,16 @@ def _make_folder(output: str) -> None:
         raise FileError(f"{printable(output)}: cannot be written: {reason}; give another -o FILE") from error
 
 
-def _print(name: str, about: str, cases: list[Case], output: str) -> None:
+def _print(name: str, about: str, cases: list[_Case], output: str) -> None:
     out = console()
     say(f"{printable(name)}: {about}")
     say("  run                    budget     predicted      measured          time  over eager  result")
     for case in cases:
         budget = "–" if case.budget_bytes is None else format_bytes(case.budget_bytes)
         predicted = "–" if case.predicted_bytes is None else format_bytes(case.predicted_bytes)
-        result = case.result
         say(
             f"  {case.name:<16}  {budget:>12}  {predicted:>12}  {format_bytes(case.peak_bytes):>12}  "
-            f"{format_seconds(case.seconds):>12}  {case.over_eager:>10}  {result}"
+            f"{format_seconds(case.seconds):>12}  {case.over_eager:>10}  {case.result}"
         )
         if case.note:
             say(f"    {case.note}")

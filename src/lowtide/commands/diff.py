@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import check_kind, console, default_sort, print_json, select, table_options
-from lowtide.formats.registry import read_file
+from lowtide.commands.common import check_kind, console, default_sort, load, print_json, select, table_options
 from lowtide.report.compare import compare
 from lowtide.report.rows import rows_by_name
 from lowtide.report.terminal import print_diff
@@ -32,7 +31,7 @@ def diff(
 
     Operators are matched by name, or by type with `--by type`.
     """
-    sides = [rows_by_name(read_file(file).step, host=host) for file in (a, b)]
+    sides = [rows_by_name(load(file).step, host=host) for file in (a, b)]
     check_kind(kind, [row for rows in sides for row in rows])
     sort = sort or default_sort(*sides)
     left, right = (select(rows, by=by, pattern=pattern, kind=kind) for rows in sides)

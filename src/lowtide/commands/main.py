@@ -24,6 +24,7 @@ from lowtide.commands.doctor import doctor
 from lowtide.commands.formats import formats
 from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
+from lowtide.commands.report import report
 from lowtide.commands.run import run
 from lowtide.commands.shard import shard
 from lowtide.commands.show import show
@@ -81,6 +82,7 @@ def cli() -> None:
     lowtide run train.py:step --budget 50%    a step of your own inside half of its memory
     lowtide plan train.py:step --sweep        what every budget costs in time
     lowtide show FILE                         where the memory of a dump goes
+    lowtide report FILE                       a page on it, to look at and to show to others
     """
     log = logging.getLogger("lowtide")
     log.setLevel(logging.INFO)
@@ -103,6 +105,7 @@ for command in (
     tile,
     address,
     shard,
+    report,
 ):
     cli.add_command(command)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from lowtide.commands.common import (
     SEED,
@@ -21,7 +22,7 @@ from lowtide.commands.common import (
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
-from lowtide.graph import Graph
+from lowtide.graph import GROUP, Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.program.instructions import Loop, Program
 from lowtide.plan.request import parse_offload
@@ -56,6 +57,7 @@ __all__ = ["run"]
 @offload_option
 @kernels_option
 @click.option("--save-program", metavar="FILE", help="Write the program that ran.")
+@click.option("-o", "--output", metavar="FILE", help="Write all that was measured, for `lowtide report`.")
 @click.option("--timeline", metavar="FILE", help="Write what was live at each operator, by storage.")
 @device_option
 @click.option("--seed", type=SEED, default=0, help="Of the parameters, the batch and the step [0].")
@@ -70,6 +72,7 @@ def run(
     offload: str,
     kernels: str,
     save_program: str | None,
+    output: str | None,
     timeline: str | None,
     device: str,
     seed: int,
@@ -77,7 +80,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Run a step in eager PyTorch and as a program, and compare."""
-    check_outputs(save_program, timeline, inputs=[read_for(target), program])
+    check_outputs(save_program, output, timeline, inputs=[read_for(target), program])
     leaving = parse_offload(offload)
     for name, given in (("--offload", leaving), ("--only", only)):
         if given and budget is None:
@@ -127,7 +130,12 @@ def run(
         repeats=repeats,
         progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
-    outputs = [(save_program, found.program), (timeline, found.recording)]
+    whole = found.as_file(built.name, device, plan)
+    if output is not None and plan is not None and _has_other_operators(plan):
+        with needs_torch("running a step"):
+            from lowtide.trace.step.capture import capture
+        whole = replace(whole, plain=capture(built.loss, built.model, *built.batch).step.graph)
+    outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
     if plan is not None:
@@ -153,6 +161,12 @@ def _print(built: Built, device: str, program: str, plan: Plan | None, found: Co
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"
     say(f"  loss, {compared}: {verdict}")
+
+
+def _has_other_operators(plan: Plan) -> bool:
+    """Whether eager PyTorch runs other operators than the plan: those of tiles and of groups are new."""
+    tiled = any(isinstance(line, Loop) for line in plan.program.instructions)
+    return tiled or any(op.kind == GROUP for op in plan.graph.ops)
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:

@@ -96,14 +96,14 @@ def _split(joint: Joint, devices: int, cut: str, time_limit: float) -> tuple[Sha
     from lowtide.cost.device import cache_folder, load_device, store_device
     from lowtide.cost.estimate import estimate
     from lowtide.cost.probe import environment, measure_device
-    from lowtide.trace.shards.ways import Link, Ways
+    from lowtide.trace.shards.ways import ShardWays, WireSpeed
 
     device = load_device(cache_folder(), environment("cpu"))
     if device is None:
         device = measure_device("cpu")
         store_device(cache_folder(), device)
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
-    ways = Ways(joint, devices, seconds, Link(), _CUTS[cut])
+    ways = ShardWays(joint, devices, seconds, WireSpeed(), _CUTS[cut])
     found = cheapest(ways.alone, ways.pairs, time_limit)
     return ways.shards(found.choices), found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import console, json_option, print_json
-from lowtide.formats.registry import FORMATS, read_file
+from lowtide.commands.common import console, json_option, load, print_json
+from lowtide.formats.registry import FORMATS
 from lowtide.report.summary import summarise
 from lowtide.report.terminal import print_summary
 
@@ -20,7 +20,7 @@ def show(file: str, as_json: bool) -> None:
 
     FILE is a step in any format that `lowtide formats` lists; it is recognised by its contents.
     """
-    loaded = read_file(file)
+    loaded = load(file)
     view = summarise(loaded.step, loaded.format, FORMATS.get(loaded.step.format, loaded.format))
     if as_json:
         print_json(view)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lowtide.commands.common import check_kind, console, default_sort, print_json, select, table_options
-from lowtide.formats.registry import read_file
+from lowtide.commands.common import check_kind, console, default_sort, load, print_json, select, table_options
 from lowtide.report.rows import ranked, rows_by_name
 from lowtide.report.terminal import print_top
 
@@ -29,7 +28,7 @@ def top(
 
     Shares are of the operators that are listed; rates are figures over the operator's own time.
     """
-    rows = rows_by_name(read_file(file).step, host=host)
+    rows = rows_by_name(load(file).step, host=host)
     check_kind(kind, rows)
     rows = select(rows, by=by, pattern=pattern, kind=kind)
     sort = sort or default_sort(rows)

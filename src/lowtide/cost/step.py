@@ -9,6 +9,7 @@ import msgspec
 from lowtide.cost.device import Environment
 from lowtide.cost.types import Cost, Span
 from lowtide.graph import Graph, Timeline, liveness
+from lowtide.graph.shown import graph_html
 
 __all__ = ["Note", "NoteKind", "Step"]
 
@@ -49,6 +50,10 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Taken while running; :meth:`lifetimes` gives the one that follows from the graph."""
     environment: Environment | None = None
     """Where its costs were measured, or what they were estimated for."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the graph, with the measured timeline where there is one."""
+        return graph_html(self.graph, self.timeline, title=f"Step ({self.format})" if self.format else "Step")
 
     def lifetimes(self, *, every_input: bool = False) -> Timeline:
         """The timeline of running the graph in program order with the workspaces that are known."""

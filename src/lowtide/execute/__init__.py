@@ -11,5 +11,7 @@ in the order of the pipeline:
 - ``memory/``: what the device and the host hold and could still give.
 - ``compare/``: eager and planned steps side by side, with their timelines.
 
-From outside: ``backend``, ``fit``.
+``watch`` compares what steps of training take with what their plan promises.
+
+From outside: ``backend``, ``fit``, ``watch``.
 """

@@ -24,6 +24,7 @@ from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_buck
 from lowtide.execute.runtime.parameter_offload import bring_back
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.shown import plans_html
 from lowtide.torch_internals import TorchDynamoException, inside_transform, storage_id, tree_leaves
 from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.dynamo import fresh, lowtides
@@ -262,6 +263,10 @@ class Fitted:
         told = self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
         graphs = sorted({one.explain() for one in self._shapes.graphs})
         return "\n".join([told, *graphs, *self._branches.explain()])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return plans_html(self.name, self.plans if self.planned else [])
 
     @property
     def graph_bytes(self) -> int:

@@ -31,5 +31,7 @@ class Format:
     """The step, or a FormatError; never another exception."""
     write: Callable[[Step], Written] | None = None
     """The file, or a ConvertError when the step lacks what the format cannot do without."""
+    draw: Callable[[Step, int | None], Written] | None = None
+    """Of pictures: the file with at most so many boxes; None draws every tensor and operator."""
     facts: Callable[[Step], dict[str, Any]] | None = None
     """Counts that only make sense for this format, as plain JSON values."""

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from lowtide.collector import collector_paused
 from lowtide.cost import Step
 from lowtide.errors import ConvertError, FormatError
 from lowtide.files import read_bytes, write_atomically
-from lowtide.formats import chainer, csvfile, dataflow, dot, megengine, native, tensorflow, tilelog, trace
+from lowtide.formats import (
+    chainer,
+    csvfile,
+    dataflow,
+    dot,
+    megengine,
+    native,
+    pytorch,
+    tensorflow,
+    tilelog,
+    trace,
+)
 from lowtide.formats.base import Format, Written
+from lowtide.graph.shown import graph_html
 from lowtide.suggest import did_you_mean
 
-__all__ = ["FORMATS", "Loaded", "format_named", "read_file", "recognise", "write_file"]
+__all__ = ["FORMATS", "Loaded", "format_named", "read_data", "read_file", "recognise", "write_file"]
 
 _ALL = (
     native.FORMAT,
@@ -26,6 +39,8 @@ _ALL = (
     dot.FORMAT,
     dot.SVG_FORMAT,
     trace.FORMAT,
+    pytorch.SNAPSHOT_FORMAT,
+    pytorch.PROFILER_FORMAT,
 )
 
 FORMATS: dict[str, Format] = {one.name: one for one in _ALL}
@@ -40,6 +55,10 @@ class Loaded:
     step: Step
     format: Format
     path: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return graph_html(self.step.graph, self.step.timeline, title=f"{self.path}: {self.format.title}")
 
 
 def recognise(data: bytes) -> Format:
@@ -56,7 +75,11 @@ def recognise(data: bytes) -> Format:
 def read_file(path: str | os.PathLike[str]) -> Loaded:
     """Read a file of any known format."""
     name = os.fspath(path)
-    data = read_bytes(name)
+    return read_data(read_bytes(name), name)
+
+
+def read_data(data: bytes, name: str) -> Loaded:
+    """Read the contents of a file of any known format."""
     try:
         format_ = recognise(data)
         assert format_.read is not None
@@ -76,12 +99,19 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
-    """Write the step in the named format, whole or not at all, and return what was written."""
+def write_file(
+    step: Step, name: str, path: str | os.PathLike[str], *, boxes: int | Literal["all"] | None = None
+) -> Written:
+    """Write the step in the named format, whole or not at all, and return what was written.
+
+    A picture is folded into at most so many ``boxes``, or shows ``"all"``; None leaves it to the format.
+    """
     format_ = format_named(name)
     if format_.write is None:
         raise ConvertError(f"the format {name!r} can only be read")
     try:
+        if boxes is not None:
+            return _drawn(format_, step, path, boxes)
         written = format_.write(step)
         if format_.read is not None and format_ is not native.FORMAT:
             _read_back(format_, written.data)
@@ -89,6 +119,15 @@ def write_file(step: Step, name: str, path: str | os.PathLike[str]) -> Written:
         raise ConvertError(f"{name} cannot hold this step: its attributes are nested too deeply") from None
     except UnicodeEncodeError:
         raise ConvertError(f"{name} cannot hold this step: a name in it is half a character") from None
+    write_atomically(path, written.data)
+    return written
+
+
+def _drawn(format_: Format, step: Step, path: str | os.PathLike[str], boxes: int | Literal["all"]) -> Written:
+    if format_.draw is None:
+        pictures = ", ".join(one.name for one in FORMATS.values() if one.draw is not None)
+        raise ConvertError(f"the format {format_.name!r} is no picture: only {pictures} can be folded")
+    written = format_.draw(step, None if boxes == "all" else boxes)
     write_atomically(path, written.data)
     return written
 

@@ -34,6 +34,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """How long each operator takes; empty when not known."""
     resident_bytes: int = 0
     """How much of the live bytes is there throughout: leaves."""
+    inside: dict[int, tuple[int, ...]] = {}
+    """Of operators that run others, as loops do: the most until the first of these, then while each ran."""
 
     @property
     def peak_step(self) -> int | None:

@@ -219,6 +219,12 @@ class Graph(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     updated_early: tuple[int, ...] = ()
     """Those among them that forward changes on its way."""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from lowtide.graph.shown import graph_html
+
+        return graph_html(self)
+
     def storages(self) -> list[int]:
         """For every tensor the position of the tensor that owns its bytes."""
         owners = [k if t.alias is None else -1 for k, t in enumerate(self.tensors)]

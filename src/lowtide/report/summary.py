@@ -31,7 +31,7 @@ def summarise(step: Step, format_: Format, facts_of: Format) -> Json:
     ``facts_of`` is the format that the step first came from: it knows counts that no other format has.
     """
     graph = step.graph
-    timeline = step.lifetimes() if graph.ordered and graph.ops else None
+    timeline = _timeline(step)
     facts = facts_of.facts(step) if facts_of.facts else {}
     rows = rows_by_name(step)
     return {
@@ -61,6 +61,14 @@ def summarise(step: Step, format_: Format, facts_of: Format) -> Json:
             if n.kind is not NoteKind.REPAIR
         ],
     }
+
+
+def _timeline(step: Step) -> Timeline | None:
+    """What was measured, where the file says it of every operator; else what follows from the graph."""
+    graph = step.graph
+    if step.timeline is not None and len(step.timeline.live_bytes) == len(graph.ops) > 0:
+        return step.timeline
+    return step.lifetimes() if graph.ordered and graph.ops else None
 
 
 def _phases(graph: Graph) -> dict[str, int]:

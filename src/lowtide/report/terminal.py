@@ -140,6 +140,7 @@ def _work(view: dict[str, Any]) -> Iterable[str]:
             f"{format_bytes(addresses['live_bytes'])} live"
             f"{'' if lost is None else f': {lost:.1%} lost to fragmentation'}"
         )
+    yield from _allocator(view["document"].get("allocator"))
     for key, name, text in (
         ("transposes", "layout", "layout conversions, writing"),
         ("host_copies", "copies", "copies between devices, of"),
@@ -151,6 +152,21 @@ def _work(view: dict[str, Any]) -> Iterable[str]:
     if tiles["count"] is not None:
         differ = f"{tiles['mismatches']} of {tiles['elements']} values differ"
         yield f"  tiles       {tiles['count']}; {differ} from the untiled step"
+
+
+def _allocator(held: dict[str, Any] | None) -> Iterable[str]:
+    """What PyTorch's allocator had taken from the device when a snapshot was written."""
+    if held is None:
+        return
+    reserved, most = held["reserved_bytes"], held["most_reserved_bytes"]
+    lost = f" ({1 - held['allocated_bytes'] / reserved:.1%} of it free)" if reserved else ""
+    yield (
+        f"  reserved    {format_bytes(reserved)} in {held['segments']} segments at the end{lost}, "
+        f"{format_bytes(most)} at most"
+    )
+    for one in held.get("out_of_memory") or ():
+        asked, left = format_bytes(one["bytes"]), format_bytes(one["free_on_device"])
+        yield f"  failed      an allocation of {asked}; the device had {left} left"
 
 
 def _print_curve(console: Console, view: dict[str, Any]) -> None:

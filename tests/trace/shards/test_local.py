@@ -11,7 +11,7 @@ from lowtide.errors import CaptureError
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
 from lowtide.plan.shard.choose import cheapest
 from lowtide.trace.shards.local import local_step
-from lowtide.trace.shards.ways import Link, Ways
+from lowtide.trace.shards.ways import ShardWays, WireSpeed
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.devices import doubled, on_devices, relative
 
@@ -86,7 +86,7 @@ def captured():
 def split(case, devices, dims=None):
     """As much as can be: computing takes long, and moving next to nothing."""
     seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
-    ways = Ways(case.joint, devices, seconds, Link(1e12, 0.0), dims)
+    ways = ShardWays(case.joint, devices, seconds, WireSpeed(1e12, 0.0), dims)
     found = cheapest(ways.alone, ways.pairs, 5.0)
     assert found.bound <= found.cost + 1e-6
     return ways.shards(found.choices)

@@ -8,7 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 from lowtide import zoo
 from lowtide.errors import CaptureError
-from lowtide.graph import Graph, Role
+from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.joint import Joint, Leaf
@@ -29,7 +29,7 @@ def compared(graph: Graph) -> Graph:
     """Without what AOTAutograd says in another way.
 
     It calls inputs of forward alone otherwise, says of all sums of gradients that they belong to the last
-    operator of forward, has other strides than eager PyTorch for expanded dimensions of one element, and does
+    operator of forward and to no module, has other strides than eager PyTorch for expanded dimensions of one element, and does
     not know which operators around the tiles run in place.
     """
     ops = []
@@ -37,7 +37,9 @@ def compared(graph: Graph) -> Graph:
         pairs = zip(op.strides, op.inputs, strict=True)
         strides = tuple(strides_of(graph.tensors[t].shape, strides) for strides, t in pairs)
         told = "" if op.kind == "aten.add" else op.differentiates
-        ops.append(msgspec.structs.replace(op, strides=strides, differentiates=told, in_place=False))
+        name = "" if op.kind == "aten.add" and op.phase is Phase.BACKWARD else op.name
+        changed = {"strides": strides, "differentiates": told, "name": name, "in_place": False}
+        ops.append(msgspec.structs.replace(op, **changed))
     tensors = [
         msgspec.structs.replace(one, id=f"input {k}") if one.id.startswith(("primals_", "arg")) else one
         for k, one in enumerate(graph.tensors)

@@ -24,9 +24,11 @@ from lowtide.execute.memory.optimizer_state import state_of, with_state
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph, Recording, Timeline
 from lowtide.nested import leaves
-from lowtide.plan.program.instructions import Program, Run
+from lowtide.plan.program.instructions import Loop, Program, Run
 from lowtide.plan.program.simple import with_update
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.result.measured_run import MeasuredRun
+from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.is_compiling import Answers
 from lowtide.trace.step.ending import read_update
@@ -70,6 +72,12 @@ class Comparison:
     """What the program held while it ran."""
     program: Program
     """Of forward and backward; an update runs behind it."""
+    graph: Graph
+    """What ran, with the update."""
+    ran: Program
+    """The program, with the update."""
+    eager_bytes: tuple[int, ...] = ()
+    """What eager PyTorch held from allocation to allocation; on the CPU alone."""
 
     def hold(self, budget_bytes: int) -> None:
         """Raise a BudgetError where the program was measured to take more than this."""
@@ -79,6 +87,24 @@ class Comparison:
                 f"more than its budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes). This is a "
                 "fault of Lowtide: please report it with the step; a smaller budget is what helps until then"
             )
+
+    def as_file(self, target: str, device: str, plan: Plan | None) -> MeasuredRun:
+        """The same as a file, with the plan that ran."""
+        return MeasuredRun(
+            target=target,
+            device=device,
+            eager=Side(self.eager.peak_bytes, self.eager.seconds),
+            measured=Side(self.measured.peak_bytes, self.measured.seconds),
+            predicted_peak_bytes=self.predicted_peak_bytes,
+            loss_equal=self.loss_equal,
+            bitwise=self.bitwise,
+            difference=self.max_rel_grad_diff if math.isfinite(self.max_rel_grad_diff) else None,
+            graph=self.graph,
+            program=self.ran,
+            recording=self.recording,
+            eager_bytes=self.eager_bytes,
+            plan=plan,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide run --json`` prints them."""
@@ -263,7 +289,8 @@ def compare(
         subject.watch(planned)
         subject.reset()
     storages, marked = subject.follow(planned)
-    timeline = storages.timeline(marked, resident)
+    loops = {line.op for line in program.instructions if isinstance(line, Loop)}
+    timeline = storages.timeline(marked, resident, loops)
     subject.reset()
     result, ours = subject.watch(planned)
     after = subject.outcome(result)
@@ -282,6 +309,9 @@ def compare(
         runs=sum(isinstance(line, Run) for line in program.instructions),
         recording=_recording(graph, program, timeline),
         program=interpreter.program,
+        graph=graph,
+        ran=program,
+        eager_bytes=tuple(resident + size for size in eager.curve),
     )
 
 

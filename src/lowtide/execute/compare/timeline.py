@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,10 @@ class StorageMarker(Marker):
                 size = int(value.untyped_storage().nbytes())
                 self._alive[key] = (tensor, size, self._step, weak_storage(value))
 
+    def inside(self) -> Marker | None:
+        """That of the watch; what loops leave behind is theirs."""
+        return self._inner.inside()
+
     def _sweep(self) -> None:
         for key, (tensor, size, first, weak) in list(self._alive.items()):
             if storage_expired(weak):
@@ -58,18 +62,27 @@ class StorageMarker(Marker):
                 free_weak_storage(weak)
                 del self._alive[key]
 
-    def timeline(self, allocations: Allocations, resident: int) -> Timeline:
-        """The timeline of the run that was watched; ``resident`` was there before it began."""
+    def timeline(self, allocations: Allocations, resident: int, loops: Collection[int] = ()) -> Timeline:
+        """The timeline of the run that was watched; ``resident`` was there before it began.
+
+        Of the operators in ``loops`` it says what was live inside.
+        """
         self._sweep()
         ended = [Lifetime(t, size, first, self._step) for t, size, first, _ in self._alive.values()]
         for _, _, _, weak in self._alive.values():
             free_weak_storage(weak)
         self._alive.clear()
         taken = [allocations.operators[op][time] for op, time in self._runs]
+        inside = {
+            k: tuple(resident + size for size in allocations.inside[op][time])
+            for k, (op, time) in enumerate(self._runs)
+            if op in loops and op in allocations.inside and allocations.inside[op][time]
+        }
         lifetimes = sorted(self._gone + ended, key=lambda one: (one.first, one.tensor))
         return Timeline(
             live_bytes=tuple(resident + most for _, most, _ in taken),
             lifetimes=tuple(lifetimes),
             workspace_bytes=tuple(most - max(before, after) for before, most, after in taken),
             resident_bytes=resident,
+            inside=inside,
         )

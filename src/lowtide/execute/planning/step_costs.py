@@ -21,7 +21,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import short_seconds
 
-__all__ = ["MEASURING", "costs_of", "device_of", "link_of"]
+__all__ = ["MEASURING", "costs_of", "described", "device_of", "link_of"]
 
 MEASURING = 60.0
 """Seconds in which operators are measured several times; the others are timed once."""
@@ -52,15 +52,15 @@ def costs_of(
         kept = [cache.get(signature(graph, k)) for k in range(len(graph.ops))]
         found = tuple(cost for cost in kept if cost is not None)
         if len(found) < len(kept):  # only then: a device is measured in gigabytes
-            guesses = estimate(graph, _described(kind))
+            guesses = estimate(graph, described(kind))
             found = tuple(cost or guess for cost, guess in zip(kept, guesses, strict=True))
     elif origin == "estimated" or run is None:
-        found = estimate(graph, _described(kind))
+        found = estimate(graph, described(kind))
     else:
         where = environment(kind)
         cache = open_cache(cache_folder(), where)
         names = [signature(graph, op) for op in range(len(graph.ops))]
-        guesses = estimate(graph, _described(kind)) if guessed else ()
+        guesses = estimate(graph, described(kind)) if guessed else ()
         for k in guessed:
             cache.assume(names[k], guesses[k])
         known = [cache.get(name) for name in names]
@@ -79,7 +79,7 @@ def costs_of(
     )
 
 
-def _described(kind: str) -> Device:
+def described(kind: str) -> Device:
     """The device as it was measured before, or as it is measured now."""
     folder = cache_folder()
     device = load_device(folder, environment(kind))
@@ -92,7 +92,7 @@ def _described(kind: str) -> Device:
 
 def link_of(kind: str) -> Link:
     """How fast copies between the device and the host are, each way."""
-    device = _described(kind)
+    device = described(kind)
     memory = device.bytes_per_second / 2  # of the host itself: each byte is read and written
     return Link(
         to_host=device.from_device_bytes_per_second or memory,

@@ -22,7 +22,7 @@ from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
-    "AlreadyRun", "Dropping", "Fetching", "Line", "Running", "Sending", "filled", "prepared",
+    "AlreadyRun", "Dropping", "Fetching", "Line", "Nested", "Running", "Sending", "filled", "prepared",
     "random_again", "run_lines",
 ]  # fmt: skip
 
@@ -129,6 +129,12 @@ class Fetching(Line):
         frame.incoming[self.tensor] = ticket
         if self.last:
             del frame.hosts[self.tensor]
+
+
+class Nested:
+    """A function that runs operators itself, and tells its marker of them."""
+
+    marker: Marker | None = None
 
 
 class Running(Line):
@@ -329,10 +335,15 @@ def run_lines(lines: Iterable[Callable[[Frame], None]], frame: Frame, marker: Ma
         if not isinstance(line, Running):
             line(frame)
             continue
+        nested = line.function if isinstance(line.function, Nested) else None
         marker.before(line.op)
         try:
+            if nested is not None:
+                nested.marker = marker.inside()
             line(frame)
         finally:
+            if nested is not None:
+                nested.marker = None
             marker.after(line.op)
         marker.left({t: frame.table[t] for t in line.outputs if t >= 0})
 

@@ -21,7 +21,7 @@ from lowtide.execute.calls.views import Views
 from lowtide.execute.runtime.copies import transfers
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.frame import Frame
-from lowtide.execute.runtime.instructions import prepared, random_again, run_lines
+from lowtide.execute.runtime.instructions import Nested, prepared, random_again, run_lines
 from lowtide.execute.runtime.launch import Launch
 from lowtide.execute.runtime.witness import Watched, Witness
 from lowtide.plan.program.instructions import Body, Loop, Program, Run, Send
@@ -78,7 +78,7 @@ class _Turn:
             raise
 
 
-class Turning:
+class Turning(Nested):
     """A loop as the function that its operator calls."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Turning:
         into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
         expected = region.came[-1] if region.came else _ones(region.loss)
         for tile, turn in zip(region.tiles, self.turns, strict=True):
-            part = turn(_arguments(region, tile, values, total, into), expected)
+            part = turn(_arguments(region, tile, values, total, into), expected, self.marker)
             loss = part.clone() if loss is None else loss.add_(part)  # a part may lie on a larger storage
             del part
         assert loss is not None
@@ -124,7 +124,7 @@ class Turning:
         """The result of the region, box after box."""
         result = _empty(region.like[0])
         for tile, turn in zip(region.tiles, self.turns, strict=True):
-            result[tile.over.slices()].copy_(turn(_arguments(region, tile, values)))
+            result[tile.over.slices()].copy_(turn(_arguments(region, tile, values), None, self.marker))
         return [result]
 
     def _later(self, region: Half, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -132,7 +132,8 @@ class Turning:
         made = [zeros(like) for like in region.like]
         into = dict(zip(region.gradients or (), made, strict=True))
         for tile, turn in zip(region.tiles, self.turns, strict=True):
-            turn(_arguments(region, tile, values, into=into), values[-1][(tile.reach or tile.over).slices()])
+            tangent = values[-1][(tile.reach or tile.over).slices()]
+            turn(_arguments(region, tile, values, into=into), tangent, self.marker)
         return made
 
 

@@ -10,10 +10,15 @@ import sys
 from lowtide.cost import Step
 from lowtide.errors import ConvertError, ToolError
 from lowtide.formats.base import Format, Written
+from lowtide.formats.dot.folded import BOXES, write_folded
+from lowtide.formats.dot.read import read_dot, recognise_dot
 from lowtide.formats.dot.write import write_dot
 from lowtide.formats.losses import Part, losses_of
 
-__all__ = ["MAX_NODES", "SVG_FORMAT", "write_svg"]
+__all__ = ["FORMAT", "MAX_NODES", "SVG_FORMAT", "WHOLE", "draw_dot", "draw_svg", "write_svg"]
+
+WHOLE = 40
+"""So many tensors and operators are drawn one by one where nobody says how; more are folded."""
 
 MAX_NODES = 2000
 """Layout takes time that grows faster than the graph; larger ones would not end."""
@@ -35,15 +40,32 @@ _INSTALL = (
 
 
 def write_svg(step: Step) -> Written:
-    """The graph as an SVG picture, with what of the step it does not show."""
-    nodes = len(step.graph.tensors) + len(step.graph.ops)
+    """The graph as an SVG picture, with what of the step it does not show; a large one is folded."""
+    return draw_svg(step, BOXES if _nodes(step) > WHOLE and step.graph.ops else None)
+
+
+def draw_svg(step: Step, boxes: int | None) -> Written:
+    """The graph as an SVG picture in at most so many boxes; None draws every tensor and operator."""
+    if boxes is not None:
+        folded = write_folded(step, boxes)
+        return Written(_render(folded.data), folded.losses)
+    nodes = _nodes(step)
     if nodes > MAX_NODES:
         raise ConvertError(
             f"a picture of {nodes} tensors and operators cannot be laid out; the limit is {MAX_NODES}. "
-            "Write the format 'dot' and draw a part of it"
+            "Draw it folded, with --fold instead of --all"
         )
     losses = losses_of(step, _SHOWN)
     return Written(_render(write_dot(step).data), (*losses, "a picture: it cannot be read back"))
+
+
+def draw_dot(step: Step, boxes: int | None) -> Written:
+    """The Graphviz file of such a picture."""
+    return write_dot(step) if boxes is None else write_folded(step, boxes)
+
+
+def _nodes(step: Step) -> int:
+    return len(step.graph.tensors) + len(step.graph.ops)
 
 
 def _render(dot: bytes) -> bytes:
@@ -53,7 +75,7 @@ def _render(dot: bytes) -> bytes:
     except subprocess.TimeoutExpired:
         raise ToolError(
             f"Graphviz did not lay out the graph within {_SECONDS} seconds. "
-            "Write the format 'dot' and draw a part of it"
+            "Draw it in fewer boxes, with --fold"
         ) from None
     except OSError as error:
         raise ToolError(f"Graphviz could not be started: {error}") from None
@@ -74,4 +96,12 @@ def _command() -> list[str]:
     return [sys.executable, "-c", _DRAW]
 
 
-SVG_FORMAT = Format(name="svg", title="picture of the graph", write=write_svg)
+FORMAT = Format(
+    name="dot",
+    title="Graphviz file of the graph",
+    recognise=recognise_dot,
+    read=read_dot,
+    write=write_dot,
+    draw=draw_dot,
+)
+SVG_FORMAT = Format(name="svg", title="picture of the graph", write=write_svg, draw=draw_svg)

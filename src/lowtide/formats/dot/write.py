@@ -21,21 +21,19 @@ from typing import Any
 import msgspec
 
 from lowtide.cost import Step
-from lowtide.formats.base import Format, Written
+from lowtide.formats.base import Written
 from lowtide.formats.dot.read import (
     GRAPH_LISTS,
     OP_REST,
     TENSOR_REST,
     VERSION,
     quote,
-    read_dot,
-    recognise_dot,
 )
 from lowtide.formats.losses import Part, losses_of
 from lowtide.graph import Op, Phase, Rect, Role, Tensor
 from lowtide.units import format_bytes
 
-__all__ = ["FORMAT", "write_dot"]
+__all__ = ["PHASE_COLOUR", "attributes", "label", "write_dot"]
 
 _HOLDS = frozenset(
     {
@@ -64,7 +62,7 @@ _BACK = {"constraint": "false", "color": "#b8b8b8", "fontcolor": "#8a8a8a"}
 _FINE_NODES = 150
 """Graphs up to this size are laid out at leisure; the time for fine curves explodes beyond it."""
 _FAST = {"splines": "line", "nslimit": "1", "nslimit1": "1", "mclimit": "0.3"}
-_PHASE_COLOUR = {Phase.FORWARD: "#d6e6f5", Phase.BACKWARD: "#f9e0cf", Phase.UPDATE: "#dcefd8"}
+PHASE_COLOUR = {Phase.FORWARD: "#d6e6f5", Phase.BACKWARD: "#f9e0cf", Phase.UPDATE: "#dcefd8"}
 _ROLE_COLOUR = {
     Role.PARAMETER: "#ece3f6",
     Role.BUFFER: "#ece3f6",
@@ -82,7 +80,7 @@ def write_dot(step: Step) -> Written:
     lines = [
         f"digraph {quote(graph.name or 'step')} {{",
         "  graph"
-        + _attributes(
+        + attributes(
             {
                 "lowtide_version": str(VERSION),
                 "lowtide_format": step.format,
@@ -96,18 +94,19 @@ def write_dot(step: Step) -> Written:
                 **(_FAST if len(graph.tensors) + len(graph.ops) > _FINE_NODES else {}),
             }
         ),
-        "  node" + _attributes({"fontname": _FONT, "fontsize": "10", "margin": "0.3,0.08"}),
-        "  edge" + _attributes({"fontname": _FONT, "fontsize": "9", "color": "#555555"}),
+        "  node" + attributes({"fontname": _FONT, "fontsize": "10", "margin": "0.3,0.08"}),
+        "  edge" + attributes({"fontname": _FONT, "fontsize": "9", "color": "#555555"}),
     ]
-    lines += [f"  t{k}{_attributes(_tensor(tensor))}" for k, tensor in enumerate(graph.tensors)]
-    lines += [f"  o{k}{_attributes(_op(op))}" for k, op in enumerate(graph.ops)]
+    lines += [f"  t{k}{attributes(_tensor(tensor))}" for k, tensor in enumerate(graph.tensors)]
+    lines += [f"  o{k}{attributes(_op(op))}" for k, op in enumerate(graph.ops)]
     for k, op in enumerate(graph.ops):
         lines += [f"  {edge}" for edge in _edges(k, op)]
     lines.append("}\n")
     return Written("\n".join(lines).encode(), losses_of(step, _HOLDS))
 
 
-def _attributes(values: Mapping[str, str | None]) -> str:
+def attributes(values: Mapping[str, str | None]) -> str:
+    """The attributes of a statement in brackets; those that are None are left out."""
     return " [" + ", ".join(f"{k}={quote(v)}" for k, v in values.items() if v is not None) + "];"
 
 
@@ -128,7 +127,7 @@ def _rest(item: Tensor | Op, keys: frozenset[str]) -> str | None:
 
 def _tensor(tensor: Tensor) -> dict[str, str | None]:
     return {
-        "label": _label(_tensor_lines(tensor)),
+        "label": label(_tensor_lines(tensor)),
         "shape": "note",
         "style": "filled",
         "fillcolor": _ROLE_COLOUR.get(tensor.role, "#ffffff"),
@@ -146,10 +145,10 @@ def _tensor(tensor: Tensor) -> dict[str, str | None]:
 def _op(op: Op) -> dict[str, str | None]:
     clears = op.kind == "set_zero"
     return {
-        "label": _label(_op_lines(op)),
+        "label": label(_op_lines(op)),
         "shape": "hexagon" if clears else "box",
         "style": "filled" if clears else "rounded,filled",
-        "fillcolor": _PHASE_COLOUR[op.phase],
+        "fillcolor": PHASE_COLOUR[op.phase],
         "lowtide_node": "op",
         "lowtide_id": op.id,
         "lowtide_name": op.name or None,
@@ -194,7 +193,7 @@ def _box(box: Rect | None) -> str:
     return f"Rect({', '.join(arrays)})"
 
 
-def _label(lines: list[str]) -> str:
+def label(lines: list[str]) -> str:
     """The lines as they are shown: Graphviz takes entities in labels, and has no control characters."""
     return "\n".join(_CONTROL.sub("\ufffd", line.replace("\n", " ")).replace("&", "&amp;") for line in lines)
 
@@ -206,9 +205,9 @@ def _edges(position: int, op: Op) -> Iterator[str]:
     for k, tensor in enumerate(op.inputs):
         port = op.input_ports[k] if op.input_ports else None
         accumulates = tensor in outputs and port == "accumulate"
-        yield f"t{tensor} -> o{position}" + _attributes(
+        yield f"t{tensor} -> o{position}" + attributes(
             {
-                "label": None if port is None else _label([f"->{port}"]),
+                "label": None if port is None else label([f"->{port}"]),
                 "lowtide_port": port,
                 "lowtide_shape_only": "true" if k in shape_only else None,
                 "style": "dashed" if k in shape_only else None,
@@ -218,21 +217,12 @@ def _edges(position: int, op: Op) -> Iterator[str]:
     inputs = {t for k, t in enumerate(op.inputs) if not op.input_ports or op.input_ports[k] != "accumulate"}
     for k, tensor in enumerate(op.outputs):
         port = op.output_ports[k] if op.output_ports else None
-        yield f"o{position} -> t{tensor}" + _attributes(
+        yield f"o{position} -> t{tensor}" + attributes(
             {
-                "label": None if port is None else _label([f"{port}->"]),
+                "label": None if port is None else label([f"{port}->"]),
                 "lowtide_port": port,
                 **(_BACK if tensor in inputs else {}),
             }
         )
     for other in op.after:
-        yield f"o{other} -> o{position}" + _attributes({"style": "dotted", "lowtide_after": "true"})
-
-
-FORMAT = Format(
-    name="dot",
-    title="Graphviz file of the graph",
-    recognise=recognise_dot,
-    read=read_dot,
-    write=write_dot,
-)
+        yield f"o{other} -> o{position}" + attributes({"style": "dotted", "lowtide_after": "true"})

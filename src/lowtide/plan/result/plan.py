@@ -137,6 +137,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
         return found
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from lowtide.plan.result.shown import plan_html
+
+        return plan_html(self)
+
     def explain(self) -> str:
         """The plan in words: what is kept, recomputed and sent away, by size and source line."""
         from lowtide.plan.result.explain import explain

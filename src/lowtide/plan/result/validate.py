@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lowtide.errors import PlanError
-from lowtide.graph import Graph
+from lowtide.graph import Graph, Recording, Timeline
 from lowtide.plan.check.checker import Checked, check
 from lowtide.plan.check.graph import sound
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.program.instructions import Loop, Program, Run, Send
 from lowtide.plan.request import METHODS, MOVABLE
 from lowtide.plan.result.figures import Contradiction, contradictions
+from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
 
-__all__ = ["check_plan", "valid_plan", "valid_program"]
+__all__ = ["check_plan", "valid_plan", "valid_program", "valid_recording", "valid_run"]
 
 _MOST = 1 << 63
 """No figure is that large."""
@@ -30,6 +31,41 @@ def valid_program(program: Program) -> Program:
     """The program itself, or such an error about the steps of its tiles."""
     _refuse(_of_bodies(program), "program")
     return program
+
+
+def valid_run(run: MeasuredRun) -> MeasuredRun:
+    """The run itself, if its plan is valid, its program may run, and its figures are amounts."""
+    if run.plan is not None:
+        check_plan(run.plan)
+    _refuse(_of_run(run), "run")
+    for graph in (run.graph, run.plain):
+        if graph is not None:
+            sound(graph)
+    valid_program(run.program)
+    check(run.graph, run.program, offload=run.plan.offload if run.plan else tuple(MOVABLE))
+    valid_recording(run.recording)
+    return run
+
+
+def valid_recording(recording: Recording) -> Recording:
+    """The timeline itself, or a PlanError about figures in it."""
+    _refuse(_of_timeline(recording.timeline), "timeline")
+    return recording
+
+
+def _of_run(run: MeasuredRun) -> Iterator[Contradiction]:
+    figures = (run.eager.peak_bytes, run.eager.seconds, run.measured.peak_bytes, run.measured.seconds)
+    amounts = (*figures, run.predicted_peak_bytes, run.difference or 0.0, *run.eager_bytes)
+    if not all(map(_amount, amounts)):
+        yield Rule.AMOUNTS, "a figure that was measured is no amount"
+    if run.plan is not None and len(run.graph.ops) < len(run.plan.graph.ops):
+        yield Rule.AMOUNTS, "fewer operators ran than its plan has"
+
+
+def _of_timeline(timeline: Timeline) -> Iterator[Contradiction]:
+    inside = (size for sizes in timeline.inside.values() for size in sizes)
+    if not all(map(_amount, (*timeline.live_bytes, *inside, *timeline.seconds))):
+        yield Rule.AMOUNTS, "a figure that was measured is no amount"
 
 
 def check_plan(plan: Plan) -> Checked:

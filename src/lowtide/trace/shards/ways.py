@@ -14,7 +14,7 @@ from lowtide.trace.operators.table import ADDS_UP, handler
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["Link", "Ways"]
+__all__ = ["ShardWays", "WireSpeed"]
 
 _BACKWARD = 2.0
 """Backward takes so many times as long as forward."""
@@ -25,7 +25,7 @@ _RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class WireSpeed:
     """How fast devices exchange bytes."""
 
     bytes_per_second: float = 1e9
@@ -36,7 +36,7 @@ class Link:
         return self.latency + moved / self.bytes_per_second if moved else 0.0
 
 
-class Ways:
+class ShardWays:
     """The choices for one axis of devices: for each input of the step, then for each operator of forward."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Ways:
         joint: Joint,
         devices: int,
         seconds: Mapping[int, float],
-        link: Link,
+        link: WireSpeed,
         dims: Sequence[int] | None = None,
     ) -> None:
         """``seconds`` is what operators take on one device; with ``dims`` nothing else is cut."""

@@ -23,7 +23,7 @@ from lowtide.trace.eager.layouts import as_number, is_functional_of, same_sort
 from lowtide.trace.eager.updates import written_arguments
 from lowtide.trace.step.group import Group
 from lowtide.trace.step.sizes import SYMBOLS
-from lowtide.trace.step.sources import module_path, source_of, text, where
+from lowtide.trace.step.sources import annotation_of, module_path, source_of, text, where
 
 __all__ = ["Builder", "Call", "call_facts", "given", "is_random", "kind_of"]
 
@@ -163,6 +163,7 @@ class Builder:
         outputs = [t for t in results if t >= 0]
         args, kwargs = given(node)
         in_place = _in_place(node, args)
+        said = annotation_of(node)
         self.nodes.append(node)
         self.ops.append(
             Op(
@@ -174,6 +175,7 @@ class Builder:
                 name=module_path(node),
                 device=str(self.tensors[outputs[0]].device) if outputs else "",
                 source=source_of(node),
+                attributes={"annotation": said} if said else {},
                 in_place=in_place is not None,
                 updates=tuple(sorted(set(map(inputs.index, written)))),
                 short=_short(node, args, results),

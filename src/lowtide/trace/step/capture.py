@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from lowtide.cost import Step
 from lowtide.errors import CaptureError, LowtideError
+from lowtide.graph.shown import graph_html
 from lowtide.torch_internals import ShortenTraceback, TorchDynamoException, aot_autograd
 from lowtide.trace.eager.dynamo import adapt_dynamo
 from lowtide.trace.eager.gradients import copy_gradients, gradient_strides
@@ -36,6 +37,10 @@ class Captured:
     joint: Joint
     """Forward and backward."""
     update: Update | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return graph_html(self.step.graph, title="Captured step")
 
     def with_update(self, model: nn.Module, update: Callable[[nn.Module], None]) -> Captured:
         """The step with the update that ends it: ``update(model)`` changes parameters by their gradients.

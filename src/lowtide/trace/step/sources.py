@@ -8,7 +8,7 @@ from torch import fx
 
 from lowtide.graph import Source
 
-__all__ = ["module_path", "source_of", "text", "where"]
+__all__ = ["annotation_of", "module_path", "source_of", "text", "where"]
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
@@ -30,6 +30,12 @@ def source_of(node: fx.Node) -> Source | None:
         if "/torch/" not in file:
             return Source(text(file), int(line))
     return Source(text(frames[-1][0]), int(frames[-1][1])) if frames else None
+
+
+def annotation_of(node: fx.Node) -> dict[str, str]:
+    """What the user calls this part of the step, by ``torch.fx.traceback.annotate``."""
+    found = node.meta.get("custom") or {}
+    return {text(str(key)): text(str(value)) for key, value in found.items()}
 
 
 def text(name: str) -> str:

@@ -25,6 +25,7 @@ from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
 from lowtide.trace.tiles.masks import drawn_as_mask, pack
 from lowtide.trace.tiles.reads import MASKED, values_read
+from lowtide.trace.tiles.record import written_for
 from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
 __all__ = ["Fold", "dense", "idle_leaves", "loop_operator"]
@@ -124,13 +125,14 @@ class Fold(ABC):
         packed: dict[int, fx.Node] = {}
         for op, call in self.tiling.forward:
             masks = self.tiling.packed.intersection(op.outputs).intersection(self.given)
-            if op.id in around and masks:
-                packed |= self.write_masks(call, masks, around)
-            elif op.id in around:
-                self.write(call)
-            if self.tiling.result in op.outputs:
-                going_in = tuple(packed.get(t) or self.node[t] for t in self.given)
-                self.node[self.tiling.result] = self.graph.call_module("region", going_in)
+            with written_for(self.graph, op):
+                if op.id in around and masks:
+                    packed |= self.write_masks(call, masks, around)
+                elif op.id in around:
+                    self.write(call)
+                if self.tiling.result in op.outputs:
+                    going_in = tuple(packed.get(t) or self.node[t] for t in self.given)
+                    self.node[self.tiling.result] = self.graph.call_module("region", going_in)
         self.graph.output(tuple(self.node[t] for t in old.outputs if t is not None))
         pairs = zip(old.inputs, old.gradients, strict=False)
         kept = {t: old.values[g].stride() for t, g in pairs if t is not None and g is not None}

@@ -9,13 +9,15 @@ Where something comes up that only AOTAutograd can put right, ``None`` says so.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from lowtide.graph import Op
 from lowtide.torch_internals import (
     FakeTensor,
     FakeTensorMode,
@@ -30,11 +32,12 @@ from lowtide.torch_internals import (
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF
 from lowtide.trace.eager.layouts import Layouts
 
-__all__ = ["recorded"]
+__all__ = ["recorded", "written_for"]
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = "is_forward", "is_backward"
-_FROM_CODE = ("stack_trace", "nn_module_stack")
+_FROM_CODE = ("stack_trace", "nn_module_stack", "custom")
+"""What nodes know about the user's code."""
 
 
 class _BeyondError(RuntimeError):
@@ -195,10 +198,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = running_sequence_number()
         number = self.number if running is None else running
         about = self.code.get(number, {})
-        known = {"stack_trace": about["stack_trace"]} if "stack_trace" in about else {}
+        known = {key: about[key] for key in ("stack_trace", "custom") if key in about}
         if "nn_module_stack" in about:
             known["fwd_nn_module_stack"] = about["nn_module_stack"]
         return {"val": value, "seq_nr": number, "partitioner_tag": _BACKWARD, **known}
+
+
+@contextmanager
+def written_for(graph: fx.Graph, op: Op) -> Iterator[None]:
+    """Nodes that are written meanwhile come from the line and from the module of an operator of the step."""
+    last = next(iter(reversed(graph.nodes)), None)
+    yield
+    about: dict[str, Any] = {}
+    if op.source is not None:
+        about["stack_trace"] = f'File "{op.source.file}", line {op.source.line}, in step'
+    if "annotation" in op.attributes:
+        about["custom"] = op.attributes["annotation"]
+    if op.name:
+        about["nn_module_stack"] = {op.name: (op.name, nn.Module)}
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        node.meta = about | node.meta
 
 
 @cache

@@ -33,6 +33,7 @@ from lowtide.trace.tiles.boxes import Reads, form, inside, whole_features
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated, evaluated
 from lowtide.trace.tiles.masks import is_mask, packed_box, packed_like, unpack, unpacked_box
 from lowtide.trace.tiles.reads import MASKED, values_read
+from lowtide.trace.tiles.record import written_for
 from lowtide.trace.tiles.sums import Sums, depends, is_weighted, line_of
 
 __all__ = ["CapturedTile", "Differentiate", "Tiling"]
@@ -259,7 +260,8 @@ class Tiling:
         for op, call in self.steps:
             for output, t in enumerate(op.outputs):
                 if t in needed and t in made:
-                    node = self._written(target, op, call, output, parts, needed, over, total)
+                    with written_for(target, op):
+                        node = self._written(target, op, call, output, parts, needed, over, total)
                     if t in self.joint.stopped:
                         node = target.call_function(aten.detach.default, (node,))
                     parts[t] = InputPart(node, needed[t])

@@ -1,0 +1,320 @@
+"""Collects what is known about a step, from files or from runs at hand, into a Report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from lowtide.cost import Cost, Origin, Step
+from lowtide.cost.device import Device
+from lowtide.errors import PlanError
+from lowtide.graph import GROUP, Graph, Recording
+from lowtide.plan.make.sweep import Sweep
+from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.in_place import with_in_place
+from lowtide.plan.program.instructions import Loop, Program, Run
+from lowtide.plan.program.simple import store_all
+from lowtide.plan.result.measured_run import MeasuredRun
+from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
+from lowtide.report.page.run_view import WayToRun, run_view
+from lowtide.report.page.tables import TablePart, Tables, Words
+from lowtide.report.page.tradeoff import curve_of_plans, curve_of_sweep, rivals_of
+from lowtide.report.page.types import (
+    DeviceLimits,
+    Figures,
+    GradientCheck,
+    Proof,
+    Report,
+    RunView,
+    TradeoffCurve,
+)
+from lowtide.units import format_bytes
+
+__all__ = ["Given", "Source", "report_of"]
+
+Source = Step | Plan | MeasuredRun | Recording | Sweep | Device
+"""What a report is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One thing to report on, and what to call it."""
+
+    name: str
+    value: Source
+    note: str = ""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Tables of the graphs that were seen, each once."""
+
+    words: Words
+    tables: list[Tables] = field(default_factory=list)
+    parts: list[TablePart] = field(default_factory=list)
+
+    def part(
+        self,
+        name: str,
+        graph: Graph,
+        origin: str,
+        seconds: Sequence[float],
+        costs: Sequence[Cost] = (),
+        *,
+        rounds: bool = True,
+    ) -> TablePart:
+        for part in self.parts:
+            same = part.seconds == seconds and part.costs == costs and part.tables.rounds == rounds
+            if same and part.graph == graph:
+                return part
+        self.tables.append(Tables(name, self.words, origin, rounds=rounds))
+        part = self.tables[-1].part(graph, -1, seconds, costs)
+        self.parts.append(part)
+        return part
+
+    def number(self, part: TablePart) -> int:
+        return self.tables.index(part.tables)
+
+
+def report_of(
+    given: Sequence[Given],
+    *,
+    title: str,
+    about: str = "",
+    target: str = "",
+    rival_seconds: float = 0.0,
+    made_by: str = "",
+) -> Report:
+    """The report; with ``rival_seconds`` the planners of others are asked too, for so long at most."""
+    maker = _Maker(_Steps(Words()))
+    for one in given:
+        maker.add(one)
+    for one in given:
+        if isinstance(one.value, Recording):
+            maker.add_recording(one.name, one.value)
+    runs = tuple(maker.views())  # before the tables: views ask for rows
+    report = Report(
+        title=title,
+        about=about,
+        words=(),
+        steps=tuple(tables.finished() for tables in maker.steps.tables),
+        runs=runs,
+        target=target or next((run.target for run in maker.runs), ""),
+        tradeoff=maker.tradeoff(rival_seconds),
+        limits=maker.limits,
+        made_by=made_by,
+    )
+    return msgspec.structs.replace(report, words=maker.steps.words.all(), notes=tuple(_notes(report)))
+
+
+class _Maker:
+    """Ways to run the step in the order in which they are shown."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self.steps = steps
+        self.ways: list[WayToRun] = []
+        self.plans: list[Plan] = []
+        self.runs: list[MeasuredRun] = []
+        self.sweeps: list[Sweep] = []
+        self.limits: DeviceLimits | None = None
+
+    def add(self, one: Given) -> None:
+        """Note what is given; recordings find their run once everything else is known."""
+        value = one.value
+        if isinstance(value, Step):
+            self._add_step(one.name, value)
+        elif isinstance(value, Plan):
+            self._add_plan(one.name, value, one.note)
+        elif isinstance(value, MeasuredRun):
+            self._add_run(one.name, value, one.note)
+        elif isinstance(value, Sweep):
+            self.sweeps.append(value)
+        elif isinstance(value, Device):
+            rates = value.matrix_flop_per_second
+            self.limits = DeviceLimits(value.name, dict(rates), value.bytes_per_second)
+
+    def _add_step(self, name: str, step: Step) -> None:
+        origins = {c.seconds.origin for c in step.costs if c.seconds is not None}
+        origin = "" if not origins else "estimated" if Origin.ESTIMATED in origins else min(origins).value
+        part = self.steps.part(name, step.graph, origin, (), step.costs, rounds=False)
+        known = [float(c.seconds.value) if c.seconds else 0.0 for c in step.costs]
+        workspace = [int(c.workspace_bytes.value) if c.workspace_bytes else 0 for c in step.costs]
+        self.ways.append(
+            WayToRun(
+                name,
+                part,
+                None,
+                seconds=known if any(known) else (),
+                workspace_bytes=workspace if any(workspace) else (),
+                spans=step.spans,
+                recording=None if step.timeline is None else Recording((), step.timeline),
+            )
+        )
+
+    def _add_plan(self, name: str, plan: Plan, note: str) -> None:
+        self._before(plan)
+        part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
+        self.plans.append(plan)
+        self.ways.append(_planned(name, part, plan, plan.program, note))
+
+    def _add_run(self, name: str, run: MeasuredRun, note: str) -> None:
+        plan = run.plan
+        eager = Figures(run.eager.peak_bytes, run.eager.seconds)
+        if plan is None:
+            part = self.steps.part(name, run.graph, "", ())
+            if not any(way.name == EAGER for way in self.ways):
+                stored = WayToRun(
+                    EAGER, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
+                )
+                self.ways.append(stored)
+            way = WayToRun(name, part, run.program, predicted=Figures(run.predicted_peak_bytes), note=note)
+        else:
+            self._before(plan, eager, run.eager_bytes, run.plain)
+            self.plans.append(plan)
+            more = len(run.graph.ops) - len(plan.graph.ops)
+            seconds = (*plan.seconds, *([0.0] * more)) if plan.seconds else ()
+            part = self.steps.part(name, run.graph, plan.cost, seconds)
+            way = _planned(name, part, plan, run.program, note)
+            if more:
+                padded = (*plan.workspace_bytes, *([0] * more)) if plan.workspace_bytes else ()
+                way = replace(way, workspace_bytes=padded, seconds=seconds)
+        self.runs.append(run)
+        check = GradientCheck(run.bitwise, run.loss_equal, run.difference)
+        measured = Figures(run.measured.peak_bytes, run.measured.seconds)
+        self.ways.append(replace(way, check=check, measured=measured, recording=run.recording))
+
+    def _before(
+        self,
+        plan: Plan,
+        eager: Figures | None = None,
+        allocated: Sequence[int] = (),
+        plain: Graph | None = None,
+    ) -> None:
+        """The step as it is, once; of a plan in tiles nothing but its figures is known."""
+        if self.ways:
+            first = self.ways[0]
+            if eager is not None and first.program is None and first.measured is None:
+                self.ways[0] = replace(first, measured=eager, allocated=allocated)
+            return
+        name = STORED if eager is None else EAGER
+        part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
+        predicted = Figures(plan.plain.peak_bytes, plan.plain.seconds)
+        tiled = any(isinstance(line, Loop) for line in plan.program.instructions)
+        fused = eager is not None and any(op.kind == GROUP for op in plan.graph.ops)
+        if tiled or fused:
+            how = "in tiles" if tiled else "with fused kernels"
+            note = f"the plan is of a step {how}: what eager PyTorch does over time is not in its file"
+            told = None if fused else predicted
+            if plain is not None:
+                own = self.steps.part(name, plain, "", ())
+                way = WayToRun(name, own, store_all(plain), measured=eager, allocated=allocated)
+            else:
+                way = WayToRun(name, part, None, measured=eager, note=note, known=False)
+            self.ways.append(replace(way, predicted=told))
+        if tiled:
+            return
+        if fused:
+            name, eager, allocated = STORED, None, ()
+        stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
+        way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
+        self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))
+
+    def add_recording(self, name: str, recording: Recording) -> None:
+        """What was measured, beside the way whose operators it lists."""
+        for k, way in enumerate(self.ways):
+            if way.program is not None and _operators(way.part.graph, way.program) == recording.operators:
+                peak = Figures(recording.timeline.peak_bytes)
+                self.ways[k] = replace(way, recording=recording, measured=way.measured or peak)
+                return
+        raise PlanError(
+            f"{name}: its operators are not those of a plan that is given; give the plan that ran too, or "
+            "write all in one file by `lowtide run TARGET -o FILE`"
+        )
+
+    def views(self) -> Iterable[RunView]:
+        """What is drawn."""
+        return [run_view(way, self.steps.number(way.part)) for way in self.ways]
+
+    def tradeoff(self, rival_seconds: float) -> TradeoffCurve | None:
+        """All budgets: of a sweep, or as far as plans are given."""
+        budgets = [point.budget_bytes for sweep in self.sweeps[:1] for point in sweep.points]
+        whole = next((plan for plan in self.plans if not plan.decisions.tiles), None)
+        rivals = []
+        if whole is not None and rival_seconds > 0:
+            plain, least = whole.plain.peak_bytes, whole.smallest_budget_bytes
+            budgets = budgets or [round(plain * k / 10) for k in range(10, 0, -1) if plain * k / 10 >= least]
+            rivals = rivals_of(whole, budgets, rival_seconds)
+        if self.sweeps:
+            return curve_of_sweep(self.sweeps[0], rivals)
+        found = curve_of_plans(self.plans) if self.plans else None
+        return None if found is None else msgspec.structs.replace(found, rivals=tuple(rivals))
+
+
+EAGER, STORED = "eager PyTorch", "storing everything"
+
+
+def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
+    return tuple(graph.ops[line.op].id for line in program.instructions if isinstance(line, Run))
+
+
+def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str) -> WayToRun:
+    bound = None if plan.bound.holds_for is HoldsFor.NOTHING else plan.bound
+    tiled = bool(plan.decisions.tiles)
+    words = "" if bound is None or tiled else f"{by_methods(plan.only)}, {bound.holds_for.words}"
+    link: Link | None = plan.link
+    return WayToRun(
+        name,
+        part,
+        program,
+        seconds=plan.seconds,
+        workspace_bytes=plan.workspace_bytes,
+        short=plan.short,
+        link=link,
+        beside_bytes=plan.beside_bytes,
+        cost=plan.cost,
+        budget_bytes=plan.budget_bytes,
+        predicted=Figures(plan.predicted.peak_bytes, plan.predicted.seconds),
+        note=note or plan.no_tiles,
+        proof=Proof(
+            plan.method,
+            plan.overhead,
+            None if bound is None or tiled else bound.overhead,
+            plan.gap,
+            words,
+            plan.smallest_budget_bytes,
+            plan.solve_seconds,
+            plan.only,
+            _decided(plan),
+        ),
+    )
+
+
+def _decided(plan: Plan) -> str:
+    d = plan.decisions
+    where = f" in one of {d.tiles} tiles" if d.tiles else ""
+    return (
+        f"Of what backward needs, {d.kept} storages are kept, {d.recomputed} recomputed and {d.offloaded} "
+        f"offloaded to the host{where}; {d.in_place} operators run in place"
+    )
+
+
+def _notes(report: Report) -> Iterable[str]:
+    """What is not shown in full."""
+    for step in report.steps:
+        rows = len(step.operators.name)
+        if step.operators_in_all > rows:
+            yield f"{step.name}: {rows:,} of {step.operators_in_all:,} operators have a row"
+    for run in report.runs:
+        moments, blocks = run.moments, run.blocks
+        if moments.in_all > len(moments.live):
+            yield (
+                f"{run.name}: {len(moments.live):,} of {moments.in_all:,} runs of operators are drawn, the "
+                "largest and the smallest of neighbours; the peak is among them"
+            )
+        if blocks.in_all > len(blocks.bytes):
+            yield (
+                f"{run.name}: the {len(blocks.bytes):,} largest of {blocks.in_all:,} blocks are listed; none "
+                f"of the others is larger than {format_bytes(blocks.bytes_left_out)}"
+            )

@@ -1,0 +1,84 @@
+"""``lowtide report``: files of every kind, errors that say what to do, nothing half-written."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lowtide.commands.main import EXIT_BAD_INPUT, cli, main
+from lowtide.documents import decode_document, write_document
+from lowtide.formats.registry import write_file
+from lowtide.graph import Recording, Timeline
+from lowtide.report.page.types import Report
+from tests.report.page.cases import offloading, recomputing
+from tests.steps import DEVICE, families
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_document(tmp_path / "plan.json", recomputing())
+    write_document(tmp_path / "other.json", offloading())
+    write_document(tmp_path / "device.json", DEVICE)
+    write_document(tmp_path / "timeline.json", Recording(("nothing",), Timeline((1,))))
+    write_file(families(), "native", tmp_path / "profile.json")
+    return tmp_path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_plan_and_a_profile_are_compared_on_one_page(files):
+    page = files / "report.html"
+    result = invoke(files / "profile.json", files / "plan.json", files / "device.json", "-o", page)
+    assert result.exit_code == 0
+    assert "profile: predicted" in result.stdout
+    assert "plan: predicted" in result.stdout
+    assert "Wrote" in result.stdout
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_document_alone_is_written_for_other_programs(files):
+    out = files / "report.json"
+    result = invoke(files / "plan.json", files / "other.json", "-o", out, "--json", "--rivals", 0)
+    view = json.loads(result.stdout)
+    assert [run["name"] for run in view["runs"]] == ["storing everything", "plan", "other"]
+    assert view["bytes"] == out.stat().st_size
+    report = decode_document(out.read_bytes(), Report)
+    assert report.title == "plan and other"
+    assert view["runs"][1]["predicted"]["peak_bytes"] == recomputing().predicted.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["timeline.json"], "give the plan that ran too"),
+        (["plan.json", "timeline.json"], "timeline: its operators are not those of a plan"),
+        (["device.json"], "nothing to report on: give a step, a plan, a sweep or a measured run"),
+        (["nothing.json"], "nothing.json"),
+    ],
+)
+def test_bad_input_is_refused(files, names, says, capsys):
+    page = files / "page.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *(str(files / name) for name in names), "-o", str(page)])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert says in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_a_damaged_plan_is_refused(files, capsys):
+    plan = json.loads((files / "plan.json").read_text())
+    plan["predicted"]["peak_bytes"] -= 1
+    (files / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(files / "plan.json"), "-o", str(files / "page.html")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert "plan again" in capsys.readouterr().err
+
+
+def test_an_input_is_not_written_over(files, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(files / "plan.json"), "-o", str(files / "plan.json")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert decode_document((files / "plan.json").read_bytes(), type(recomputing())) == recomputing()

@@ -1,0 +1,299 @@
+"""The page in Chromium: every view draws, interactions work, nothing goes wrong, nothing leaves the machine."""
+
+import msgspec
+import pytest
+
+from lowtide.cost import Step
+from lowtide.graph import Source
+from lowtide.plan.make.sweep import sweep
+from lowtide.plan.program.costs import Costs
+from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.report.page.html import html_page
+from lowtide.report.page.make import Given, report_of
+from tests.report.page.browser import missing, started
+from tests.report.page.cases import measured, offloading, recomputing, tiled
+from tests.steps import DEVICE, families
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
+
+HOSTILE = "</script><img src=x onerror=\"document.title='broken'\"><b>&lt;"
+FIELDS = {
+    "overview": ["memory-before", "memory-after"],
+    "categories": ["categories"],
+    "budgets": ["tradeoff"],
+    "layout": ["layout"],
+    "lanes": ["lanes"],
+    "operators": ["roofline"],
+    "tiles": ["tiles-0"],
+    "graph": ["graph"],
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with started() as found:
+        found.size(1200, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+def written(folder, name, *values, **options):
+    path = folder / f"{name}.html"
+    given = [Given(f"{name} {k}", value) for k, value in enumerate(values)]
+    path.write_bytes(html_page(report_of(given, title=name, **options)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def planned(folder):
+    """A plan that recomputes, one with copies, a curve, and the limits of a device."""
+    plan = recomputing()
+    costs = Costs(plan.seconds, plan.workspace_bytes, plan.cost)
+    request = PlanRequest.of("100%", only="recompute", time_limit=0.3, smallest_seconds=0.0)
+    curve = sweep(plan.graph, costs, request, DeviceRoom(), shares=(1.0, 0.9))
+    return written(
+        folder, "planned", plan, offloading(), curve, DEVICE, rival_seconds=1.0, target="a.py:step"
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(folder):
+    return written(folder, "ran", measured())
+
+
+def nothing_wrong(browser):
+    assert browser.said() == []
+    assert browser.requested() == []
+
+
+def test_every_view_draws(browser, planned, ran):
+    for path, more in ((planned, {"compare", "decisions", "peak"}), (ran, {"tiles", "decisions", "peak"})):
+        browser.open(path)
+        views = browser.tabs()
+        assert more <= set(views)
+        for view in views:
+            browser.view(view)
+            assert browser.run("return document.querySelector('main section') !== null"), view
+            for field in FIELDS.get(view, ()):
+                if (view, field, path) == ("overview", "memory-before", ran):
+                    continue  # of a plan in tiles, the step without them is not known
+                assert browser.colours(field) > 3, f"{field} of {view} is blank"
+        nothing_wrong(browser)
+
+
+def test_the_first_screen_says_what_changed(browser, ran):
+    browser.open(ran)
+    cards = {
+        name: browser.run("return document.querySelector(`[data-card=${arguments[0]}]`).innerText", name)
+        for name in ("peak", "budget", "time", "gradients")
+    }
+    assert "→" in cards["peak"]
+    assert "measured" in cards["peak"]
+    assert "the peak stays inside" in cards["budget"]
+    assert "compared with eager PyTorch" in cards["gradients"]
+    assert "within" in cards["gradients"] or "bitwise equal" in cards["gradients"]
+    nothing_wrong(browser)
+
+
+def test_a_cursor_is_answered_in_one_line(browser, planned):
+    browser.open(planned)
+    assert "forward" in browser.hover("memory-after", 0.3, 0.5)
+    for view, field in (
+        ("categories", "categories"),
+        ("budgets", "tradeoff"),
+        ("layout", "layout"),
+        ("lanes", "lanes"),
+        ("operators", "roofline"),
+    ):
+        browser.view(view)
+        text = browser.hover(field, 0.5, 0.6)
+        assert text, f"{field} says nothing"
+        assert "\n" not in text
+    nothing_wrong(browser)
+
+
+def test_a_click_on_a_moment_shows_who_is_live_there(browser, planned):
+    browser.open(planned)
+    browser.hover("memory-after", 0.2, 0.5)
+    browser.run(
+        """
+        const canvas = document.querySelector('[data-field="memory-after"] canvas.top'), box = canvas.getBoundingClientRect();
+        const at = { clientX: box.left + box.width * 0.2, clientY: box.top + 60, bubbles: true, pointerId: 1, pointerType: "mouse" };
+        canvas.setPointerCapture = () => undefined;
+        canvas.dispatchEvent(new PointerEvent("pointerdown", at));
+        canvas.dispatchEvent(new PointerEvent("pointerup", at));
+        """
+    )
+    browser.settle()
+    assert browser.run("return document.querySelector('h2').innerText").startswith(
+        "Who is live at this moment"
+    )
+    assert "steps.py:" in browser.run("return document.querySelector('[data-table=live] tbody').innerText")
+    browser.run("[...document.querySelectorAll('button')].find((x) => x.innerText === 'the peak').click()")
+    browser.settle()
+    assert browser.run("return document.querySelector('h2').innerText").startswith("Who is live at the peak")
+    nothing_wrong(browser)
+
+
+def test_tables_are_searched_and_sorted(browser, planned):
+    browser.open(planned)
+    browser.view("decisions")
+    count = "return document.querySelector('[data-table=decisions] [role=status]').innerText"
+    whole = browser.run(count)
+    browser.run(
+        "const x = document.querySelector('[data-table=decisions] input'); x.value = 'convolution';"
+        "x.dispatchEvent(new Event('input', { bubbles: true }))"
+    )
+    browser.settle()
+    assert " of " in browser.run(count) != whole
+    first = "return document.querySelector('[data-table=decisions] tbody td').innerText"
+    browser.run("document.querySelector('[data-table=decisions] th button').click()")
+    browser.settle()
+    rising = browser.run(first)
+    browser.run("document.querySelector('[data-table=decisions] th button').click()")
+    browser.settle()
+    assert browser.run(first) != rising
+    nothing_wrong(browser)
+
+
+def test_a_budget_is_picked_and_its_code_can_be_copied(browser, planned):
+    browser.open(planned)
+    browser.view("budgets")
+    code = "return document.querySelector('[data-code=python]').innerText"
+    picked = "return Number(document.querySelector('[data-picked]').dataset.picked)"
+    before = browser.run(picked)
+    browser.run(
+        "const x = document.querySelector('input[type=range]'); x.value = x.value === x.max ? x.min : x.max;"
+        "x.dispatchEvent(new Event('input', { bubbles: true }))"
+    )
+    browser.settle()
+    assert browser.run(picked) != before
+    assert browser.run(code).startswith("step = lowtide.fit(loss_of, model, batch, budget=")
+    assert "lowtide run a.py:step --budget" in browser.run(
+        "return document.querySelector('[data-code=command]').innerText"
+    )
+    nothing_wrong(browser)
+
+
+def test_modules_open_and_fold(browser, planned):
+    browser.open(planned)
+    browser.view("graph")
+    rows = "return Number(document.querySelector('[data-field=graph]').dataset.rows)"
+    browser.click("[data-fold='9']")
+    opened = browser.run(rows)
+    browser.click("[data-fold='0']")
+    folded = browser.run(rows)
+    assert folded < opened
+    canvas = "document.querySelector('[data-field=graph] canvas')"
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        browser.run(
+            f"{canvas}.dispatchEvent(new KeyboardEvent('keydown', {{ key: arguments[0], bubbles: true }}))",
+            key,
+        )
+        browser.settle()
+    assert browser.colours("graph") > 3
+    nothing_wrong(browser)
+
+
+def test_it_is_used_by_keyboard(browser, planned):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(planned)
+    tab = browser.driver.find_element("id", "tab-overview")
+    tab.send_keys(Keys.ARROW_RIGHT)
+    browser.settle()
+    assert browser.run("return document.activeElement.id") == "tab-peak"
+    browser.view("overview")
+    canvas = browser.driver.find_element("css selector", "[data-field=memory-after] canvas.top")
+    canvas.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    tip = "return document.querySelector('[data-field=memory-after] .tip').textContent"
+    first = browser.run(tip)
+    canvas.send_keys(Keys.ARROW_RIGHT)
+    assert first
+    assert browser.run(tip) != first
+    canvas.send_keys("+")
+    browser.settle()
+    assert browser.run(
+        "return document.querySelector('[data-field=memory-after] .zoom').innerText"
+    ).startswith("whole")
+    nothing_wrong(browser)
+
+
+def test_light_and_dark(browser, planned):
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    browser.size(1200, 900, dark=True)
+    browser.open(planned)
+    dark = browser.run(ground)
+    browser.click("#theme")
+    light = browser.run(ground)
+    assert dark != light
+    browser.size(1200, 900)
+    browser.settle()
+    assert browser.run(ground) == light
+    nothing_wrong(browser)
+
+
+def test_a_phone_shows_every_view_without_scrolling_sideways(browser, planned):
+    browser.size(390, 800)
+    browser.open(planned)
+    for view in browser.tabs():
+        browser.view(view)
+        assert browser.run("return document.documentElement.scrollWidth") <= 390, view
+    browser.size(1200, 900)
+    nothing_wrong(browser)
+
+
+def hostile(plan):
+    """The plan with such a name wherever it has names."""
+    replace = msgspec.structs.replace
+    source = Source(HOSTILE, 1)
+    tensors = tuple(
+        replace(t, id=f"{HOSTILE}{k}", name=f"{HOSTILE}{k}", source=source, dtype=HOSTILE)
+        for k, t in enumerate(plan.graph.tensors)
+    )
+    names = [f"{HOSTILE}{k}" for k in range(len(plan.graph.ops))]
+    ops = tuple(
+        replace(
+            op,
+            id=names[k],
+            name=f"{HOSTILE}.{HOSTILE}",
+            kind=f"aten.{HOSTILE}",
+            source=source,
+            differentiates="",
+            attributes={"annotation": HOSTILE},
+        )
+        for k, op in enumerate(plan.graph.ops)
+    )
+    return replace(plan, graph=replace(plan.graph, tensors=tensors, ops=ops, name=HOSTILE), method=HOSTILE)
+
+
+def test_hostile_names_are_text(browser, folder):
+    plans = [hostile(plan) for plan in (recomputing(), tiled())]
+    given = [Given(f"{HOSTILE}{k}", value, note=HOSTILE) for k, value in enumerate(plans)]
+    given.append(Given(HOSTILE, Step(plans[0].graph, costs=families().costs)))
+    given.append(
+        Given(HOSTILE, msgspec.structs.replace(DEVICE, matrix_flop_per_second={"float32": 1e9, HOSTILE: 2e9}))
+    )
+    report = report_of(given, title=HOSTILE, about=HOSTILE, target=HOSTILE, made_by=HOSTILE)
+    report = msgspec.structs.replace(report, notes=(HOSTILE,))
+    path = folder / "hostile.html"
+    path.write_bytes(html_page(report))
+    browser.open(path)
+    assert len(browser.tabs()) >= 10
+    for view in browser.tabs():
+        browser.view(view)
+        for field in FIELDS.get(view, ()):
+            if field != "graph" and browser.colours(field):
+                browser.hover(field, 0.5, 0.5)
+        assert (
+            browser.run(
+                "return document.querySelectorAll('img, b:not([data-picked]):not(p b):not(.legend b)').length"
+            )
+            == 0
+        ), view
+        assert browser.run("return document.title") == HOSTILE
+    nothing_wrong(browser)
