@@ -78,7 +78,6 @@ ROOMS = {
             *{"recompute", "offload", "result"},
         },
         "baselines": {"program", "bounds"},
-        "shard": {"bounds"},
     },
     "trace": {
         "refusal": set(),
@@ -104,8 +103,7 @@ ROOMS = {
         "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
         "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
-        "watch": {"memory", "fit"},
-        "compare": {"memory", "runtime", "compile", "backend"},
+        "compare": {"memory", "runtime", "compile", "backend", "fit"},
         "shards": {"fit"},
     },
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +10,17 @@ import click
 import msgspec
 
 from lowtide.commands.common import SEED, Choice, json_option, print_json, say, target_help
-from lowtide.commands.shard_rank import ShardTask
+from lowtide.commands.shard_task import ShardTask, step_of
 from lowtide.errors import RunError
 from lowtide.graph.shards import Shards
 from lowtide.needs import needs_torch
-from lowtide.plan.shard.choose import Chosen, cheapest
+from lowtide.plan.make.cheapest import Chosen, cheapest
 from lowtide.units import format_bytes
 
 if TYPE_CHECKING:
     from lowtide.trace.step.joint import Joint
 
-__all__ = ["shard", "step_of"]
+__all__ = ["shard"]
 
 _CUTS = {"any": None, "batch": (0,), "channels": (1,), "height": (2,), "width": (3,), "tokens": (1,)}
 _MOST = 64
@@ -77,19 +76,6 @@ def shard(
             f"gradients differ from those of one device by {view['max_rel_grad_diff']:.1e}, and by "
             f"{limit:.0e} at most is expected; report this as a bug, with the target"
         )
-
-
-def step_of(target: str, seed: int, double: bool) -> tuple[Joint, str]:
-    """A step, captured, and what identifies it."""
-    from lowtide.trace.step.capture import capture
-    from lowtide.zoo import build
-
-    built = build(target, seed=seed)
-    model, batch = built.model, list(built.batch)
-    if double:
-        model, batch = model.double(), [x.double() if x.is_floating_point() else x for x in batch]
-    joint = capture(built.loss, model, *batch).joint
-    return joint, hashlib.sha256(msgspec.json.encode(joint.graph)).hexdigest()
 
 
 def _split(joint: Joint, devices: int, cut: str, time_limit: float) -> tuple[Shards, Chosen]:

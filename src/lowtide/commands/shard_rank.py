@@ -8,36 +8,19 @@ from typing import Any
 
 import msgspec
 
+from lowtide.commands.shard_task import ShardTask, step_of
 from lowtide.errors import LowtideError, RunError
 from lowtide.files import write_atomically
-from lowtide.graph.shards import Shards
 
-__all__ = ["ShardTask", "main"]
-
-
-class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all processes are to do."""
-
-    target: str
-    seed: int
-    shards: Shards
-    graph: str
-    """Says which captured step this is for."""
-    budget: str
-    time_limit: float
-    double: bool
-    seconds: float
+__all__ = ["main"]
 
 
 def main() -> None:
     """Plan, run and compare this process's share; what it took goes to a file."""
     task_file, out, store, rank, devices = sys.argv[1:]
     task = msgspec.json.decode(Path(task_file).read_bytes(), type=ShardTask)
-    import torch
-
-    from lowtide.commands.shard import step_of
     from lowtide.execute.shards.compare import measure_share
-    from lowtide.execute.shards.ranks import joined
+    from lowtide.execute.shards.ranks import one_of_several
     from lowtide.zoo import build
 
     def whole() -> tuple[Any, Any, Any]:
@@ -47,19 +30,15 @@ def main() -> None:
         values = [x.double() if x.is_floating_point() else x for x in built.batch]
         return built.model.double(), values, built.loss
 
-    torch.set_num_threads(1)
     joint, said = step_of(task.target, task.seed, task.double)
     if said != task.graph:
         raise RunError(
             f"rank {rank} has captured another step than the one that was split; use the same versions of "
             "lowtide and torch, and the same network, in all processes"
         )
-    joined(store, int(rank), int(devices), task.seconds)
-    found = measure_share(joint, task.shards, whole, int(rank), task.budget, task.time_limit)
+    with one_of_several(store, int(rank), int(devices), task.seconds):
+        found = measure_share(joint, task.shards, whole, int(rank), task.budget, task.time_limit)
     write_atomically(Path(out, f"{rank}.json"), msgspec.json.encode(found))
-    distributed: Any = torch.distributed
-    distributed.barrier()
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import nn
 from lowtide import zoo
 from lowtide.errors import CaptureError
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
-from lowtide.plan.shard.choose import cheapest
+from lowtide.plan.make.cheapest import cheapest
 from lowtide.trace.shards.local import local_step
 from lowtide.trace.shards.ways import ShardWays, WireSpeed
 from lowtide.trace.step.capture import capture

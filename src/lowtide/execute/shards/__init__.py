@@ -2,5 +2,5 @@
 
 Takes a captured step and Shards; gives a model with this process's parts of the parameters, and its step.
 
-From outside: ``check``, ``split``.
+From outside: ``compare``, ``ranks``.
 """

@@ -1,4 +1,4 @@
-"""``on_ranks``: processes of this machine that run a program each, and what becomes of them."""
+"""Processes of this machine that run a program each, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from lowtide.errors import RunError
 
-__all__ = ["joined", "on_ranks"]
+__all__ = ["on_ranks", "one_of_several"]
 
 _POLL = 0.05
 _LINES = 3
@@ -67,22 +72,18 @@ def _said(log: Path) -> str:
     return " / ".join(lines[-_LINES:]) or "it said nothing"
 
 
-def joined(store: str, rank: int, devices: int, seconds: float) -> None:
-    """Have this process be one of several, on gloo."""
-    from datetime import timedelta
-    from typing import Any
-
-    import torch
-
+@contextmanager
+def one_of_several(store: str, rank: int, devices: int, seconds: float) -> Iterator[None]:
+    """Inside, this process is one of several, on gloo; all leave together."""
     distributed: Any = torch.distributed
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise RunError(
-            "this torch has no gloo, which processes of this machine talk by; install another build"
+            "this torch has no gloo, by which processes of this machine talk; install another build"
         )
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=devices,
-        timeout=timedelta(seconds=seconds),
-    )
+    limit, where = timedelta(seconds=seconds), f"file://{store}"
+    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=devices, timeout=limit)
+    try:
+        yield
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()

@@ -9,8 +9,7 @@ from functools import cached_property
 from lowtide.graph import Op, Phase, Rect
 from lowtide.graph.access import Relation, access
 from lowtide.graph.shards import Mesh, OperatorShare, Shards, box_of
-from lowtide.trace.operators import supported
-from lowtide.trace.operators.table import ADDS_UP, handler
+from lowtide.trace.operators import adds_up, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.step.joint import Joint
 
@@ -126,7 +125,7 @@ class ShardWays:
         relation = access(self.graph, op).relations[0]
         cuts = [d for d in self._cuts(op.outputs[0]) if d is not None]
         shares = [OperatorShare((d,), (None,)) for d in cuts if self._can(op, d)]
-        if handler(op) in ADDS_UP:
+        if adds_up(op):
             lengths = enumerate(relation.sums)
             shares += [OperatorShare((None,), (j,)) for j, size in lengths if size >= self.mesh.devices]
         return [whole, *shares]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lowtide.plan.shard.choose import cheapest, cost_of
+from lowtide.plan.make.cheapest import cheapest, cost_of
 
 
 @pytest.mark.parametrize("seed", range(12))
