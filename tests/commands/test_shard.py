@@ -22,7 +22,7 @@ def test_says_how_a_step_is_split():
 
 def test_processes_give_the_gradients_of_one():
     words = ["--cut", "height", "--run", "--check", "--double", "--time-limit", "1", "--json"]
-    done = shard("convpool", "--devices", "2", *words)
+    done = shard("unet:base=1,batch=1,size=188", "--devices", "2", *words)
     assert done.exit_code == 0
     view = json.loads(done.output)
     assert view["devices"] == 2
