@@ -29,6 +29,9 @@ page:
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
+test-extended: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m extended
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -28,6 +28,7 @@ def test_the_network_has_one_spelling():
     assert zoo.parse(TARGET).name == TARGET
 
 
+@pytest.mark.extended
 def test_recomputation_reaches_every_budget_with_room_for_workspaces():
     """Three fifths of the smallest share are enough, so that no kernel of some processor decides."""
     built = zoo.build(TARGET)

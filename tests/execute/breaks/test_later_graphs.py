@@ -135,6 +135,7 @@ def test_a_call_that_cannot_be_taken_back_goes_on_and_says_so(monkeypatch, branc
     assert same(found, left(loss_of, twin, large, 0)[0])
 
 
+@pytest.mark.extended
 def test_no_handler_of_the_user_sees_a_call_end(branches):
     (low, small), (high, large) = branches
     model, caught = Branches(), []
@@ -274,6 +275,7 @@ def counted(function):
     return call
 
 
+@pytest.mark.extended
 def test_a_copy_of_the_model_is_planned_for_in_its_second_call(branches):
     (low, small), (high, large) = branches
     torch.manual_seed(0)
@@ -287,6 +289,7 @@ def test_a_copy_of_the_model_is_planned_for_in_its_second_call(branches):
     assert same(left(step, other, small, 1)[0], left(loss_of, twin, small, 1)[0])
 
 
+@pytest.mark.extended
 def test_a_step_that_torch_no_longer_captures_says_so(branches):
     """An error in code that torch captures has it run that code as it is from then on."""
     _, (high, large) = branches
@@ -312,6 +315,7 @@ def test_a_step_that_torch_no_longer_captures_says_so(branches):
     assert peak <= 2 * high or any("Call lowtide.fit again" in str(one.message) for one in told)
 
 
+@pytest.mark.extended
 def test_an_error_that_is_made_of_the_end_of_a_call_is_not_the_users(branches):
     (_, small), (high, large) = branches
     model = Branches()
@@ -327,6 +331,7 @@ def test_an_error_that_is_made_of_the_end_of_a_call_is_not_the_users(branches):
     assert left(step, model, large, 0)[1] <= 1.4 * high + SLACK
 
 
+@pytest.mark.extended
 def test_batches_of_inference_mode_are_evaluated():
     """Their tensors count no versions."""
     model = Branches()

@@ -121,6 +121,7 @@ def test_later_branches_are_planned_with_those_before(smallest):
     assert activations() == before  # graphs that wait for others hold none
 
 
+@pytest.mark.extended
 def test_what_is_around_later_graphs_is_what_is_noted():
     """The calls of one branch as they are noted, and as they are taken to be where another one was noted."""
     torch.manual_seed(3)
@@ -197,6 +198,7 @@ def test_gradients_that_wait_for_others_of_their_parameter_count(times):
     assert taken <= _STEPS[id(options)]._before[-1].taken_bytes <= 1.1 * taken
 
 
+@pytest.mark.extended
 def test_functions_with_the_same_options_are_planned_together():
     torch.manual_seed(3)
     models = [Broken(), nn.Sequential(Broken(), Broken())]

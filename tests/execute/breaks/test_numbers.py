@@ -100,6 +100,7 @@ def test_other_uses_of_numbers(use):
     assert len(step.plans) == graphs, "captured again"
 
 
+@pytest.mark.extended
 def test_so_it_is_in_half_precision():
     torch.manual_seed(0)
     model, some = Reads(arithmetic).bfloat16(), batches(torch.bfloat16)[:3]

@@ -21,7 +21,6 @@ from lowtide.execute.runtime.copies import Form
 from lowtide.plan.program.instructions import Run
 from tests.execute.graphs.loops import (
     LOOPS,
-    Dropping,
     Network,
     accumulated,
     batches,
@@ -196,12 +195,28 @@ def test_the_bits_are_those_without_graphs(loop, tapes):
         assert max(replays) > 2
 
 
+class Drawing(nn.Module):
+    """Numbers are drawn in every layer, and no layer has a workspace."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(192, 1024)
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(4))
+        self.last = nn.Linear(1024, 10)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1)).repeat(16, 1)
+        for layer in self.layers:
+            x = x + nn.functional.gelu(x * layer.bias) * torch.rand_like(x)
+        return self.last(x).unflatten(0, (16, -1)).mean(0)
+
+
 @pytest.mark.parametrize("loop", [usual, accumulated])
 @pytest.mark.parametrize("only", ["recompute", "offload"])
 def test_what_runs_beside_is_replayed(loop, only, tapes):
     """Dropouts that are recomputed, and copies to the host."""
     torch.manual_seed(0)
-    model = Dropping(width=16)
+    model = Drawing()
     other = copy.deepcopy(model)
     x, y = next(batches(model, 1))
     options = {"budget": "60%", "time_limit": 1.0, "verify": False, "only": only}
