@@ -89,6 +89,7 @@ ROOMS = {
         "operators": {"step"},
         "groups": {"step"},
         "tiles": {"refusal", "eager", "step", "operators", "groups"},
+        "shards": {"distributed", "step", "operators"},
     },
     "execute": {
         "memory": set(),
@@ -102,8 +103,8 @@ ROOMS = {
         "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
         "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
-        "watch": {"memory", "fit"},
-        "compare": {"memory", "runtime", "compile", "backend"},
+        "compare": {"memory", "runtime", "compile", "backend", "fit"},
+        "shards": {"fit"},
     },
 }
 """The rooms of the larger parts, in order, and which rooms of the same part each may import."""

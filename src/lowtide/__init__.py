@@ -10,8 +10,8 @@ from lowtide.graph import Graph, Rect, Timeline
 from lowtide.needs import needs_torch
 
 if TYPE_CHECKING:
+    from lowtide.execute.compare.watch import watch
     from lowtide.execute.fit import fit
-    from lowtide.execute.watch import watch
     from lowtide.trace.step.capture import capture
 
 __all__ = [
@@ -33,6 +33,6 @@ def __getattr__(name: str) -> object:
         return fit
     if name == "watch":
         with needs_torch("watching a step"):
-            from lowtide.execute.watch import watch
+            from lowtide.execute.compare.watch import watch
         return watch
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

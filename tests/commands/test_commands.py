@@ -28,8 +28,8 @@ def run_main(*arguments, capsys):
 
 def test_the_commands_are_these():
     assert sorted(cli.commands) == [
-        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "report", "run", "show",
-        "tile", "top",
+        "address", "check", "convert", "demo", "diff", "doctor", "formats", "plan", "profile", "report", "run",
+        "shard", "show", "tile", "top",
     ]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_formats_lists_all_of_them():
 BAD = {
     ("show", "no-such-file"): "cannot be read",
     ("show", "."): "not a regular file",
-    ("shw", GRAPH): "Did you mean 'show'?",
+    ("shwo", GRAPH): "Did you mean 'show'",
     ("top", PROFILE, "--type", "Elemwize"): "Did you mean 'Elemwise'",
     ("top", PROFILE, "--filter", "("): "no regular expression",
     ("top", PROFILE, "--sort", "tim"): "Did you mean 'time'?",

@@ -26,6 +26,7 @@ from lowtide.commands.plan import plan
 from lowtide.commands.profile import profile
 from lowtide.commands.report import report
 from lowtide.commands.run import run
+from lowtide.commands.shard import shard
 from lowtide.commands.show import show
 from lowtide.commands.tile import tile
 from lowtide.commands.top import top
@@ -103,6 +104,7 @@ for command in (
     check,
     tile,
     address,
+    shard,
     report,
 ):
     cli.add_command(command)

@@ -9,9 +9,8 @@ in the order of the pipeline:
 - ``runtime/``: runs Programs.
 - ``graphs/``: replays a planned step as CUDA graphs.
 - ``memory/``: what the device and the host hold and could still give.
-- ``compare/``: eager and planned steps side by side, with their timelines.
+- ``compare/``: eager and planned steps side by side, with their timelines; what steps of training take.
+- ``shards/``: a step that is split over processes.
 
-``watch`` compares what steps of training take with what their plan promises.
-
-From outside: ``backend``, ``fit``, ``watch``.
+From outside: ``backend``, ``fit``.
 """

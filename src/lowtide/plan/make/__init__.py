@@ -4,5 +4,8 @@
 budget among the graphs of a step, which ``paused`` has wait for each other; ``other_sizes`` takes plans over
 from other shapes; ``search`` finds schedules, ``candidates`` are the Programs made of them.
 
-From outside: ``make_plan``, ``other_sizes``, ``paused``, ``plan_loop``, ``share_budget``, ``sweep``.
+``cheapest`` chooses how a step is split over devices.
+
+From outside: ``cheapest``, ``make_plan``, ``other_sizes``, ``paused``, ``plan_loop``, ``share_budget``,
+``sweep``.
 """

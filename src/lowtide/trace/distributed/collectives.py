@@ -17,6 +17,7 @@ from torch import fx
 
 from lowtide.distributed_internals import functional_collectives, tensor_holders
 from lowtide.torch_internals import OpOverload, schema_of
+from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE
 
 __all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "name_of"]
 
@@ -74,7 +75,7 @@ def _define_all() -> dict[str, Any]:
     return made
 
 
-_JOINED = _define_all()
+_JOINED = {**_define_all(), "exchange": EXCHANGE, "add_up": ADD_UP}
 
 
 def name_of(target: Any) -> str | None:

@@ -18,6 +18,8 @@ from lowtide.distributed_internals import is_distributed, several_processes
 from lowtide.errors import CaptureError
 from lowtide.torch_internals import TorchDispatchMode
 from lowtide.trace.distributed.collectives import is_collective, name_of
+from lowtide.trace.distributed.exchange import exchanged
+from lowtide.trace.distributed.wires import wire_of
 
 __all__ = ["StandIns", "alone", "nothing_sent"]
 
@@ -117,6 +119,35 @@ def _exchanged(tensor: torch.Tensor, received: Sequence[int], *_: Any) -> torch.
     return tensor[torch.arange(count, device=tensor.device) % tensor.shape[0]]
 
 
+class _Silent:
+    """A wire over which nothing comes."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def swap(
+        self, _: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        for __, one in receives:
+            one.zero_()
+
+    def add_up(self, x: torch.Tensor) -> None:
+        """It has all there is."""
+
+
+def _given(
+    tensor: torch.Tensor,
+    dim: int,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    length: int,
+    _: Any,
+    wire: str,
+) -> torch.Tensor:
+    """Zeros in place of what others would send."""
+    return exchanged(tensor, dim, sends, receives, length, _Silent(wire_of(wire).place))
+
+
 def _waited(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -127,5 +158,7 @@ _STAND_INS: dict[str, Callable[..., torch.Tensor]] = {
     "all_gather_into_tensor": _gathered,
     "reduce_scatter_tensor": _scattered,
     "all_to_all_single": _exchanged,
+    "exchange": _given,
+    "add_up": _copy,
     "wait_tensor": _waited,
 }

@@ -13,7 +13,7 @@ from lowtide.graph import Graph, Op, Rect
 from lowtide.trace.operators import creation, layout, moved, resize, rows, sums, windows
 from lowtide.trace.operators.site import Site, shape_of, signature
 
-__all__ = ["ADDS_UP", "Handler", "depends_on_place", "handler", "reason"]
+__all__ = ["ADDS_UP", "Handler", "adds_up", "depends_on_place", "handler", "reason"]
 
 Handler: TypeAlias = Callable[[Site], fx.Node]
 """Writes the nodes that compute the wanted box of an operator."""
@@ -105,6 +105,11 @@ def handler(op: Op) -> Handler | None:
     if found is None and torch.Tag.pointwise in getattr(target_of(op), "tags", ()):
         return rows.pointwise
     return found
+
+
+def adds_up(op: Op) -> bool:
+    """Whether it can be given a part of the axes that it sums over."""
+    return handler(op) in ADDS_UP
 
 
 def depends_on_place(op: Op) -> bool:

@@ -9,8 +9,8 @@ from torch.profiler import profile
 
 import lowtide
 from lowtide.errors import MemoryWarning, PlanError, RunError
-from lowtide.execute import watch as module
-from lowtide.execute.watch import Watch
+from lowtide.execute.compare import watch as module
+from lowtide.execute.compare.watch import Watch
 
 
 def loss_of(model, x):

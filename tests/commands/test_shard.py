@@ -1,0 +1,52 @@
+"""``lowtide shard``."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lowtide.commands.main import cli
+from lowtide.errors import RunError
+from lowtide.execute.shards.ranks import on_ranks
+
+
+def shard(*words):
+    return CliRunner().invoke(cli, ["shard", *words], catch_exceptions=False)
+
+
+def test_says_how_a_step_is_split():
+    done = shard("convpool", "--devices", "2", "--cut", "height")
+    assert done.exit_code == 0
+    assert done.output.startswith("2 devices: ")
+
+
+def test_processes_give_the_gradients_of_one():
+    words = ["--cut", "height", "--run", "--check", "--double", "--time-limit", "1", "--json"]
+    done = shard("unet:base=1,batch=1,size=188", "--devices", "2", *words)
+    assert done.exit_code == 0
+    view = json.loads(done.output)
+    assert view["devices"] == 2
+    assert view["split_operators"] > 0
+    assert view["max_rel_grad_diff"] < 1e-10
+    assert view["wire_bytes"] > 0
+    for peak, planned in zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True):
+        assert peak <= planned <= view["budget_bytes"]
+
+
+def test_a_process_that_fails_is_named_and_others_are_ended(tmp_path, monkeypatch):
+    program = "import sys, time\nif sys.argv[2] == '1': sys.exit('no memory left')\ntime.sleep(60)\n"
+    (tmp_path / "failing.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RunError, match="rank 1 has ended with 1: no memory left"):
+        on_ranks("failing", [], 3, 30.0)
+
+
+def test_a_process_that_hangs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text(
+        "import sys, time\nprint('at', sys.argv[2], flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        RunError, match="rank 0 has not ended after 1 s, nor have 1 others: at 0; give more time"
+    ):
+        on_ranks("hanging", [], 2, 1.0)
