@@ -1,11 +1,12 @@
 """``lowtide shard``."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
-from lowtide.commands.main import cli
+from lowtide.commands.main import cli, main
 from lowtide.errors import RunError
 from lowtide.execute.shards.ranks import on_ranks
 
@@ -15,9 +16,26 @@ def shard(*words):
 
 
 def test_says_how_a_step_is_split():
-    done = shard("convpool", "--devices", "2", "--cut", "height")
+    done = shard("unet:base=1,batch=1,size=188", "--devices", "2", "--cut", "height")
     assert done.exit_code == 0
-    assert done.output.startswith("2 devices: ")
+    assert "of 72 operators of forward are split" in done.output
+    assert re.search("conv_d0b_c +aten.convolution +dimension 2", done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["resnet50-inference", "--devices", "2"], "does not train"),
+        (["convpool", "--devices", "2", "--budget", "8QiB"], "there is no unit 'QiB'"),
+        (["convpool", "--devices", "0"], "is not in the range"),
+        (["convpool", "--devices", "2", "--cut", "hight"], "Did you mean 'height'"),
+    ],
+)
+def test_bad_input_is_refused(words, told, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["shard", *words])
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 def test_processes_give_the_gradients_of_one():
@@ -26,7 +44,7 @@ def test_processes_give_the_gradients_of_one():
     assert done.exit_code == 0
     view = json.loads(done.output)
     assert view["devices"] == 2
-    assert view["split_operators"] > 0
+    assert view["split_operators"] > 60
     assert view["max_rel_grad_diff"] < 1e-10
     assert view["wire_bytes"] > 0
     for peak, planned in zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True):

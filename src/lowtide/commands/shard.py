@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lowtide.commands.common import SEED, Choice, json_option, print_json, say, target_help
+from lowtide.commands.common import SEED, Choice, json_option, kernels_option, print_json, say, target_help
 from lowtide.commands.shard_task import ShardTask, step_of
 from lowtide.errors import RunError
 from lowtide.graph.shards import Shards
 from lowtide.needs import needs_torch
+from lowtide.plan.budget import parse_budget
 from lowtide.plan.make.cheapest import Chosen, cheapest
 from lowtide.units import format_bytes
 
@@ -24,20 +25,38 @@ __all__ = ["shard"]
 
 _CUTS = {"any": None, "batch": (0,), "channels": (1,), "height": (2,), "width": (3,), "tokens": (1,)}
 _MOST = 64
+_FREE = 1e18
+"""Bytes a second: where somebody says what to cut, all of that is cut, whatever moving it takes."""
 
 
 @click.command(short_help="Split a step over devices.")
 @click.argument("target")
 @click.option("--devices", required=True, type=click.IntRange(1, _MOST), metavar="N", help="How many.")
 @click.option(
-    "--cut", type=Choice(list(_CUTS)), default="any", help="What may be cut [any: what is fastest]."
+    "--cut",
+    type=Choice(list(_CUTS)),
+    default="any",
+    help="Cut this wherever it can be [any: what is fastest].",
 )
 @click.option("--budget", default="100%", metavar="BYTES", help="For each device [100% of its plain peak].")
+@kernels_option
 @click.option("--run", "runs", is_flag=True, help="Start a process a device here, and run the step on them.")
 @click.option("--check", "checks", is_flag=True, help="Fail if results are not those of one device.")
 @click.option("--double", is_flag=True, help="Run in float64, where results must agree to 1e-10.")
-@click.option("--time-limit", default=10.0, metavar="S", help="Seconds to plan in, each time [10].")
-@click.option("--timeout", default=600.0, metavar="S", help="Seconds after which processes are ended [600].")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    metavar="S",
+    help="Seconds to plan in, each time [10].",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1.0),
+    default=600.0,
+    metavar="S",
+    help="Seconds after which processes are ended [600].",
+)
 @click.option("--seed", type=SEED, default=0, help="Of the parameters, the batch and the step [0].")
 @json_option
 @target_help
@@ -46,6 +65,7 @@ def shard(
     devices: int,
     cut: str,
     budget: str,
+    kernels: str,
     runs: bool,
     checks: bool,
     double: bool,
@@ -59,12 +79,13 @@ def shard(
     With `--run` every device is a process of this machine, connected by gloo. Each plans its own share inside
     the budget and runs one step; loss and gradients are compared with those of one device.
     """
+    parse_budget(budget)
     with needs_torch("capturing a PyTorch step"):
         joint, graph = step_of(target, seed, double)
     shards, found = _split(joint, devices, cut, time_limit)
     view = _view(joint, shards, found)
     if runs or checks:
-        task = ShardTask(target, seed, shards, graph, budget, time_limit, double, timeout)
+        task = ShardTask(target, seed, shards, graph, budget, kernels, time_limit, double, timeout)
         view |= _ran(task, devices)
     if as_json:
         print_json(view)
@@ -89,7 +110,8 @@ def _split(joint: Joint, devices: int, cut: str, time_limit: float) -> tuple[Sha
         device = measure_device("cpu")
         store_device(cache_folder(), device)
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
-    ways = ShardWays(joint, devices, seconds, WireSpeed(), _CUTS[cut])
+    link = WireSpeed() if cut == "any" else WireSpeed(_FREE, 0.0)
+    ways = ShardWays(joint, devices, seconds, link, _CUTS[cut])
     found = cheapest(ways.alone, ways.pairs, time_limit)
     return ways.shards(found.choices), found
 

@@ -37,7 +37,8 @@ def main() -> None:
             "lowtide and torch, and the same network, in all processes"
         )
     with one_of_several(store, int(rank), int(devices), task.seconds):
-        found = measure_share(joint, task.shards, whole, int(rank), task.budget, task.time_limit)
+        options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
+        found = measure_share(joint, task.shards, whole, int(rank), **options)
     write_atomically(Path(out, f"{rank}.json"), msgspec.json.encode(found))
 
 

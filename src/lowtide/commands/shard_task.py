@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from lowtide.errors import CaptureError
 from lowtide.graph.shards import Shards
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: str
     """Says which captured step this is for."""
     budget: str
+    kernels: str
     time_limit: float
     double: bool
     seconds: float
@@ -38,5 +40,7 @@ def step_of(target: str, seed: int, double: bool) -> tuple[Joint, str]:
     model, batch = built.model, list(built.batch)
     if double:
         model, batch = model.double(), [x.double() if x.is_floating_point() else x for x in batch]
+    if not built.trains:
+        raise CaptureError(f"{target} does not train; a step that is split over devices has gradients")
     joint = capture(built.loss, model, *batch).joint
     return joint, hashlib.sha256(msgspec.json.encode(joint.graph)).hexdigest()

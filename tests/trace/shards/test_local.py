@@ -32,6 +32,17 @@ class Normalized(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
+class Prefixed(nn.Module):
+    """A parameter in front of the rows of the batch: not every device reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Parameter(torch.ones(2, 6)), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.layer(torch.cat([self.first, x])).square()[: len(x)]
+
+
 def classified(model, x, y):
     return nn.functional.cross_entropy(model(x), y)
 
@@ -41,6 +52,11 @@ def own(_):
     return Normalized(), [torch.randn(5, 3, 23, 19), torch.randint(0, 4, (5,))], classified
 
 
+def prefixed(_):
+    torch.manual_seed(0)
+    return Prefixed(), [torch.randn(8, 6), torch.randint(0, 4, (8,))], classified
+
+
 def of_zoo(address):
     built = zoo.build(address)
     return built.model, built.batch, built.loss
@@ -48,6 +64,7 @@ def of_zoo(address):
 
 CASES = {
     "own": own,
+    "prefixed": prefixed,
     "convpool": of_zoo,
     "unet:base=2,batch=3,size=188": of_zoo,
     "alexnet:batch=3,size=67": of_zoo,
@@ -124,6 +141,15 @@ def test_images(address, dims, captured):
 def test_tokens(dims, captured):
     case = captured("gpt2:batch=3,layers=1,width=24,heads=3,length=10,vocab=31")
     compared(case, split(case, 3, dims))
+
+
+def test_a_parameter_that_one_device_does_not_read(captured):
+    case = captured("prefixed")
+    shards = split(case, 4, (0,))
+    cat = next(k for k, op in enumerate(case.joint.graph.ops) if op.kind == "aten.cat")
+    assert shards.operators[cat].cut == (0,)
+    whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
+    compared(case, Shards(shards.mesh, whole, shards.operators))
 
 
 def test_two_axes(captured):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,48 +43,56 @@ def measure_share(
     shards: Shards,
     whole: Callable[[], tuple[nn.Module, Sequence[Any], Callable[..., torch.Tensor]]],
     rank: int,
-    budget: str,
-    time_limit: float,
+    **options: Any,
 ) -> ShareMeasured:
-    """Plan and run the share of this process; ``whole`` makes the model, its batch and its step anew."""
+    """Plan with these options of ``fit`` and run the share of this process.
+
+    ``whole`` makes the model, its batch and its step anew.
+    """
     distributed: Any = torch.distributed
     model, batch, loss_of = whole()
     wires = [ProcessWire(distributed.group.WORLD)]
     share = split_step(joint, shards, model, rank, wires)
     parts = share.parts(batch)
     del model
-    step = fit(
-        share.step, share.model, *parts, budget=budget, time_limit=time_limit, verify=False, fullgraph=True
-    )
+    step = fit(share.step, share.model, *parts, verify=False, fullgraph=True, **options)
     distributed.barrier()
     plan = step.plan
     before = wires[0].sent_bytes
     torch.manual_seed(0)
-    _, seen = watch_cpu(lambda _: step(share.model, *parts).backward())
+    loss, seen = watch_cpu(lambda _: _trained(step, share.model, parts))
     sent = wires[0].sent_bytes - before
     resident = sum(one.nbytes for one in (*share.model.parameters(), *share.model.buffers(), *parts))
-    found = {name: p.grad for name, p in share.model.named_parameters() if p.grad is not None}
-    torch.manual_seed(0)
-    with torch.no_grad():
-        loss = step(share.model, *parts)
     reference, batch, loss_of = whole()
     torch.manual_seed(0)
-    expected = loss_of(reference, *batch)
-    expected.backward()  # type: ignore[no-untyped-call]
-    norms = {name: float(p.grad.norm()) for name, p in reference.named_parameters() if p.grad is not None}
-    least = _NOTHING * max(norms.values(), default=1.0)
+    expected = _trained(loss_of, reference, batch)
+    found, boxes = dict(share.model.named_parameters()), share.boxes
+    wanted = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    least = _NOTHING * max((float(gradient.norm()) for gradient in wanted.values()), default=1.0)
     differences = [
-        float((found[name] - p.grad[share.boxes[name].slices()]).norm()) / max(norms[name], least)
-        for name, p in reference.named_parameters()
-        if name in found and p.grad is not None
+        _apart(found[name].grad, gradient[boxes[name].slices()], max(float(gradient.norm()), least))
+        for name, gradient in wanted.items()
     ]
     return ShareMeasured(
         rank,
         seen.peak_bytes + resident,
         resident,
         sent,
-        abs(float(loss) - float(expected)),
+        abs(loss - expected),
         max(differences, default=0.0),
         plan.predicted.peak_bytes,
         plan.budget_bytes,
     )
+
+
+def _trained(step: Callable[..., torch.Tensor], model: nn.Module, batch: Sequence[Any]) -> float:
+    """The loss of a step, whose gradients the model has then."""
+    loss = step(model, *batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def _apart(found: torch.Tensor | None, expected: torch.Tensor, norm: float) -> float:
+    """How far a gradient is from the expected one; infinitely far where there is none, or no number."""
+    difference = math.inf if found is None else float((found - expected).norm()) / norm
+    return math.inf if math.isnan(difference) else difference

@@ -65,7 +65,7 @@ class _Local:
         self.inputs: dict[int, int] = {}
         """Inputs of the step, with their places."""
         self.unread: list[fx.Node] = []
-        """Nothing, which this device got while it gave something to others: gradients go the same way."""
+        """Parts of which this device reads nothing, while others do: it takes part in their gradients."""
 
     def made(self) -> LocalStep:
         """The step of the device."""
@@ -210,7 +210,7 @@ class _Local:
                 part = InputPart(node, part.box)
         if not self._need(op, k, output, share, relation, self.rank).empty:
             return part
-        if part.node is not self.parts[t].node:
+        if t in self.differentiable:  # others read it, and add gradients up with this device
             self.unread.append(part.node)
         return None
 
