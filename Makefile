@@ -7,7 +7,7 @@ MUTATIONS ?= 100000
 CASES ?= 2000
 TORCH ?= 2.13.0
 
-.PHONY: demo page test setup lint fuzz fuzz-models fuzz-plans bench clean
+.PHONY: demo page site release-check test test-extended setup lint fuzz fuzz-models fuzz-plans bench clean
 
 setup: $(READY)
 
@@ -25,6 +25,13 @@ demo: setup
 
 page:
 	cd web && npm ci && npm run build && npm test
+
+site: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+	@echo 'Wrote build/site/index.html'
+
+release-check: setup
+	$(BIN)/python tests/release_check.py
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q

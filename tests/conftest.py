@@ -17,6 +17,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+EXTENDED = (
+    "commands/test_mutations.py::test_commands_survive_damaged_files[run]",
+    "commands/test_tile.py::test_the_body_of_a_classifier_is_what_is_cut[vgg19:",
+    "execute/breaks/test_boundary.py::test_gradients_between_graphs_are_those_of_eager[Residual-lengths2]",
+    "execute/breaks/test_fused.py::test_every_graph_has_groups_and_every_budget_gives_the_same_bits",
+    "execute/breaks/test_fused.py::test_tiles_of_one_of_the_graphs_have_groups_inside",
+    "execute/breaks/test_later_graphs.py::test_another_branch_stays_inside_the_budget_from_its_first_call_on[inside",
+    "execute/breaks/test_live.py::test_later_branches_are_planned_with_those_before",
+    "execute/breaks/test_numbers.py::test_fused_kernels_take_the_number_too",
+    "execute/breaks/test_numbers.py::test_the_backend_takes_numbers_as_arguments_too",
+    "execute/breaks/test_subgraphs.py::test_steps_in_several_graphs_are_those_of_eager[Recurrent-90%]",
+    "execute/breaks/test_subgraphs.py::test_the_graphs_of_a_step_stay_inside_one_budget[Reading-0.6]",
+    "execute/compare/test_compare.py::test_the_zoo_is_bitwise_equal_and_its_peak_is_predicted[densenet161-recompute",
+    "execute/compare/test_partitioner.py::test_the_budget_holds[gpt2:",
+    "execute/compile/test_family.py::test_another_step_than_the_one_traced_by_itself_is_not_used",
+    "execute/compile/test_family.py::test_new_shapes_are_traced_once_with_symbols[tokens]",
+    "execute/tiling/test_tiles.py::test_steps_in_single_precision[unet:",
+    "execute/tiling/test_tiles.py::test_steps_in_tiles_are_those_of_the_whole[alexnet:batch=2,size=91-parts5",
+    "execute/tiling/test_tiles.py::test_steps_in_tiles_are_those_of_the_whole[unet:base=1,batch=2,size=188-parts3",
+    "integrations/test_lightning.py::test_a_step_in_several_graphs_logs_each_batch_once",
+    "trace/step/test_capture_function.py::test_what_was_imported_before_does_not_matter",
+    "trace/tiles/test_record.py::test_tiles_are_the_same_as_by_aot_autograd[vgg16body:batch=1",
+)
+"""How the names of tests begin that take 4 s or more and are close to others: `make test-extended` runs them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark those tests, as others are where they stand."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(EXTENDED):
+            item.add_marker(pytest.mark.extended)
+
+
 def pytest_collection_finish():
     """What is imported stays: the cycle collector need not look at torch again and again."""
     if "torch" in sys.modules:

@@ -89,7 +89,7 @@ ROOMS = {
         "operators": {"step"},
         "groups": {"step"},
         "tiles": {"refusal", "eager", "step", "operators", "groups"},
-        "shards": {"distributed", "step", "operators"},
+        "shards": {"distributed", "eager", "step", "operators", "tiles"},
     },
     "execute": {
         "memory": set(),
@@ -102,9 +102,9 @@ ROOMS = {
         "compile": {"memory", "runtime", "graphs", "planning", "tiling", "kernels"},
         "breaks": {"memory", "runtime", "planning", "tiling", "compile"},
         "backend": {"memory", "runtime", "planning", "tiling", "compile", "breaks"},
-        "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend"},
-        "compare": {"memory", "runtime", "compile", "backend", "fit"},
-        "shards": {"fit"},
+        "shards": {"planning", "compile"},
+        "fit": {"memory", "runtime", "planning", "compile", "breaks", "backend", "shards"},
+        "compare": {"memory", "runtime", "compile", "backend", "fit", "shards"},
     },
 }
 """The rooms of the larger parts, in order, and which rooms of the same part each may import."""

@@ -1,26 +1,224 @@
-"""Code blocks of pages that stand alone run as they are printed."""
+"""Code blocks of README and docs/ run, and print what the pages show. Marks: tests/doc_blocks.py."""
 
+import importlib.util
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-DOCS = Path(__file__).parent.parent / "docs"
-BLOCKS = {
-    (
-        "running.md",
-        "## Watching memory while training runs",
-    ): "watched    4 steps on cpu\nbudget     ",
-    ("integrations.md", "## Notebooks"): "",
-    ("formats.md", "## `profiler`: traces of `torch.profiler`, read only"): "",
-}
-"""Each with the beginning of what it prints."""
+from lowtide.commands.main import cli, main
+from tests.doc_blocks import PAGES, PREAMBLES, ROOT, Block, blocks_of, commands_of
+from tests.scripts import printed_by
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+_TIMES = re.compile(r"\d[\d.,]* (?:ns|µs|ms|s|min)\b")
+_FIGURES = re.compile(r"[+-]?\d[\d.,]*(?:e[+-]?\d+)? ?(?:(?:[KMGT]i?)?B\b|ns\b|µs\b|ms\b|s\b|%)?")
+_CODE = re.compile(r"^(\$ |lowtide |python3? |pip |make |import |from \w+ import |def |class )", re.MULTILINE)
 
 
-@pytest.mark.parametrize(("page", "heading"), BLOCKS)
-def test_the_block_below_a_heading_runs(page, heading, tmp_path, monkeypatch, capsys):
+def cases():
+    """Parameters: blocks of Python that run by themselves."""
+    for block in BLOCKS:
+        if block.language == "python" and not block.in_session:
+            yield pytest.param(block, id=block.name, marks=_long("extended" in block.marks))
+
+
+def sessions():
+    """Parameters: blocks with commands, and what runs between them, page by page; the long ones apart."""
+    for page in dict.fromkeys(block.page for block in BLOCKS):
+        found = [block for block in BLOCKS if block.page == page and block.in_session]
+        for long in (False, True):
+            chosen = [one for one in found if long == ("extended" in one.marks) or "saved" in one.marks]
+            if any("saved" not in one.marks for one in chosen):
+                yield pytest.param(chosen, id=f"{page}{', long' * long}", marks=_long(long))
+
+
+def _long(long):
+    return [pytest.mark.extended] if long else []
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where blocks run: a clone, as far as they see it, with a file that gives a step."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train.py").write_text(
+        f"{PREAMBLES['a model']}\n\ndef step():\n    return loss_of, model, batch\n"
+    )
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / page).read_text().partition(f"\n{heading}\n")[2]
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    exec(compile(code, page, "exec"), {"__name__": "block"})
-    assert capsys.readouterr().out.startswith(BLOCKS[page, heading])
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("train", None)
+
+
+def skip_what_is_not_here(block):
+    for name in filter(None, [block.marks.get("needs")]):
+        here = torch.cuda.is_available() if name == "cuda" else importlib.util.find_spec(name) is not None
+        if not here:
+            pytest.skip(f"needs {'a CUDA device' if name == 'cuda' else name}")
+
+
+def below(block):
+    """What the page says that a block prints: the text behind it, where one is marked so."""
+    behind = next((one for one in BLOCKS if one.before is block), None)
+    return behind if behind is not None and "printed" in behind.marks else None
+
+
+def same(printed, shown, marks=()):
+    """Whether a page shows what is printed: without times and line breaks, and `...` stands for anything."""
+    if "outline" in marks:
+        first = re.compile(r"^[^\W\d]\S*", re.MULTILINE)
+        left = iter(first.findall(printed))
+        return all(word in left for word in first.findall(shown))
+    if "figures vary" in marks:
+        printed, shown = _FIGURES.sub("#", printed), _FIGURES.sub("#", shown)
+    printed, shown = (" ".join(_TIMES.sub("#", text).split()) for text in (printed, shown))
+    pattern = ".*".join(re.escape(part) for part in re.split(r"\.\.\.|…", shown))
+    return re.fullmatch(pattern, printed) is not None
+
+
+@pytest.mark.parametrize("block", list(cases()))
+def test_python_runs(block, folder, capsys):
+    if "not run:" in block.marks:
+        compile(block.code, block.name, "exec")
+        pytest.skip(block.marks["not run:"])
+    if "file" in block.marks:
+        script = (ROOT / block.marks["file"]).read_text()
+        assert script.endswith(block.code), f"{block.name} is not the end of {block.marks['file']}"
+        assert Path(block.marks["file"]).stem in _tested(), "no test runs it"
+        return
+    skip_what_is_not_here(block)
+    _python(block, capsys)
+
+
+def _python(block, capsys):
+    names = {"__name__": "block"}
+    torch._dynamo.reset()
+    exec(compile(PREAMBLES[block.marks["with"]] if "with" in block.marks else "", "preamble", "exec"), names)
+    exec(compile(block.code, block.name, "exec"), names)
+    shown, printed = below(block), capsys.readouterr().out
+    if shown is not None:
+        assert same(printed, shown.code, shown.marks), f"{block.name} prints\n{printed}"
+
+
+def _tested():
+    """Examples that tests run, by name."""
+    texts = [(ROOT / "tests" / name).read_text() for name in ("test_docs.py", "test_examples.py")]
+    return {name for text in texts for name in re.findall(r'"(\w+)"', text)}
+
+
+@pytest.mark.parametrize("blocks", list(sessions()))
+def test_commands_run(blocks, folder, capsys, monkeypatch):
+    ran = 0
+    for block in blocks:
+        if "not run:" in block.marks:
+            continue
+        skip_what_is_not_here(block)
+        ran += 1
+        if "saved" in block.marks:
+            (folder / block.marks["saved"]).write_text(block.code)
+        elif block.language == "python":
+            _python(block, capsys)
+        else:
+            for command in commands_of(block):
+                _command(block, command, folder, capsys, monkeypatch)
+    if not ran:
+        pytest.skip("; ".join(block.marks["not run:"] for block in blocks))
+
+
+def _command(block, command, folder, capsys, monkeypatch):
+    words = shlex.split(command.line, comments=True)
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets, f"{block.name}: the Makefile has no {words[1]}"
+    elif words[:2] == ["pip", "install"]:
+        _installs(words[2:])
+    elif words[0] == "python" and words[1].startswith("examples/"):
+        name = Path(words[1]).stem
+        assert "parsed" not in block.marks or name in _tested()
+        if "parsed" not in block.marks:
+            _compared(block, command, printed_by(name, folder, monkeypatch, capsys))
+    elif words[0] == "lowtide":
+        _lowtide(block, command, words[1:], capsys)
+    else:
+        pytest.fail(f"{block.name}: nobody knows how to test `{command.line}`; mark the block")
+
+
+def _lowtide(block, command, words, capsys):
+    rest = words[words.index("|") :] if "|" in words else []
+    quiet = words[-2:] == [">", "/dev/null"]
+    words = words[: len(words) - len(rest) - 2 * quiet]
+    if "parsed" in block.marks:
+        group = cli.commands[words[0]]
+        group.make_context(words[0], words[1:])
+        return
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    out, err = capsys.readouterr()
+    refuses = command.printed.startswith("Error:")
+    assert (caught.value.code in (2, 3)) if refuses else caught.value.code == 0, f"{block.name}: {err}"
+    printed = err if refuses else out
+    if rest:
+        assert rest[:2] == ["|", "head"], f"{block.name}: only `| head -N` is understood"
+        printed = "".join(printed.splitlines(keepends=True)[: -int(rest[2])])
+    if command.printed:
+        _compared(block, command, printed)
+
+
+def _compared(block, command, printed):
+    if command.printed:
+        told = f"{block.name}: `{command.line}` prints\n{printed}"
+        assert same(printed, command.printed, block.marks), told
+
+
+def _installs(words):
+    """The extras that are asked for exist."""
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    extras = re.findall(r"^(\w+) = \[", text.partition("\n[")[0], re.MULTILINE)
+    for word in words:
+        for named in re.findall(r"\[(.*?)\]", word):
+            assert set(named.split(",")) <= set(extras), f"pyproject.toml has no extra {named}"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_a_block_says_what_it_is(block):
+    assert block.language in ("python", "console", "sh", "text", "json"), "give the language behind ```"
+    if block.language == "text":
+        assert not _CODE.search(block.code), "this is code: give its language"
+    if "printed" in block.marks:
+        assert block.language == "text"
+        assert block.before is not None
+        assert block.before.language == "python"
+    if "with" in block.marks:
+        assert block.marks["with"] in PREAMBLES
+    if "not run:" in block.marks:
+        assert len(block.marks["not run:"].split()) >= 3, "say why"
+
+
+def test_every_preamble_is_used():
+    assert {block.marks["with"] for block in BLOCKS if "with" in block.marks} == set(PREAMBLES)
+
+
+def test_a_text_is_compared_without_its_times():
+    assert same("took 3.1 ms\n  in 7 B\n", "took 12 ms\nin 7 B")
+    assert not same("took 3.1 ms in 7 B", "took 12 ms in 8 B")
+    assert same("took 3.1 ms in 7 B", "took 12 ms in 8 B", ["figures vary"])
+    assert same("a\nb\nc\nd", "a\n...\nd")
+    assert not same("a\nb", "a\nc")
+    assert same("one 1\n  x\ntwo 2\nthree", "one 9\nthree 4\n", ["outline"])
+    assert not same("one\ntwo", "two\none", ["outline"])
+
+
+def test_marks_are_read(tmp_path):
+    page = ROOT / "docs" / "running.md"
+    assert isinstance(blocks_of(page)[0], Block)
+    text = "text\n\n<!-- test: with a model; not run: it needs a GPU -->\n```python\nx = 1\n```\n"
+    made = tmp_path / "page.md"
+    made.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.doc_blocks.ROOT", tmp_path)
+        (block,) = blocks_of(made)
+    assert block.marks == {"with": "a model", "not run:": "it needs a GPU"}
+    assert (block.code, block.line, block.language) == ("x = 1\n", 4, "python")

@@ -19,7 +19,7 @@ MAPPED = ("plan", "execute", "trace", "graph", "cost", "formats", "report", "com
 
 _PATH = re.compile(r"`([\w./]+\.(?:py|c)|(?:\w+/)+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_NO_PATHS = {"formats/NAME.py", "formats/NAME/", "gradients/"}
+_NO_PATHS = {"formats/NAME.py", "formats/NAME/", "gradients/", "train.py"}
 """Names to be chosen by the reader, and names inside of files."""
 
 
@@ -59,7 +59,8 @@ def test_links_lead_somewhere(page):
 
 def test_the_readme_links_to_every_page():
     links = _LINK.findall((ROOT / "README.md").read_text())
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(links)
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert pages - {"docs/index.md"} <= set(links)  # that one is the site's own list
 
 
 def test_every_module_is_on_the_map():
@@ -133,13 +134,7 @@ def test_how_it_works_shows_what_its_script_prints(tmp_path, monkeypatch, capsys
     if platform.machine() == "x86_64":  # workspaces, and so plans and peaks, are those of its libraries
         same += ["costs", "program", "run"]
     for title in same:
-        assert f"```\n== {title} ==\n{printed[title].rstrip()}\n```" in page, title
-
-
-def test_the_readme_shows_the_training_loop():
-    script = (ROOT / "examples" / "training_loop.py").read_text()
-    body = script.partition("\n\n")[2]
-    assert f"```python\n{body}```" in (ROOT / "README.md").read_text()
+        assert f"```text\n== {title} ==\n{printed[title].rstrip()}\n```" in page, title
 
 
 @tried

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 __all__ = [
+    "default_store",
     "functional_collectives",
+    "group_seconds",
     "is_distributed",
     "local_of",
     "several_processes",
+    "storage_info",
     "tensor_holders",
     "with_local",
 ]
@@ -57,3 +60,23 @@ def several_processes() -> bool:
 def functional_collectives() -> Any:
     """The operators that a captured graph talks to other processes by. Seen in 2.13."""
     return torch.ops._c10d_functional
+
+
+def default_store() -> Any:
+    """The store by which the processes of torch.distributed have met. Seen in 2.13."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def group_seconds(group: Any) -> float:
+    """After how long a communication of a group fails. Seen in 2.13."""
+    device = torch.device("cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu")
+    options = getattr(group._get_backend(device), "options", None)
+    timeout = getattr(options, "_timeout", None)
+    return 1800.0 if timeout is None else float(timeout.total_seconds())
+
+
+def storage_info(file: str, offset: int, length: int) -> Any:
+    """Where a part of a checkpoint is in its files, for torch's reader. Seen in 2.10 to 2.13."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(file, offset, length)

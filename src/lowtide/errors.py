@@ -5,6 +5,7 @@ LowtideError
 ├── FormatError     a file is not what its format says
 ├── ConvertError    a target format cannot hold this step at all
 ├── CaptureError    a PyTorch step cannot be turned into a graph
+│   └── GraphBreakError   it cannot be turned into one graph, though its parts may be
 ├── PlanError       a program does not fit its graph
 │   └── InfeasibleError   a budget is too small for any plan that was found
 ├── TileError       a step that cannot be cut into tiles this way

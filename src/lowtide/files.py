@@ -46,10 +46,13 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"{name}: not a regular file; give the path of a file")
         if status.st_size > MAX_FILE_BYTES:
-            raise FileError(f"{name}: {status.st_size} bytes is more than the {MAX_FILE_BYTES} that are read")
+            raise FileError(
+                f"{name}: {status.st_size} bytes is more than the {MAX_FILE_BYTES} that are read; "
+                "take a shorter recording"
+            )
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise FileError(f"{name}: cannot be read: {_reason(error)}") from error
+        raise FileError(f"{name}: cannot be read: {_reason(error)}; check the path") from error
 
 
 def check_outputs(
@@ -67,9 +70,11 @@ def check_outputs(
         target = _target(path)
         with _writing(path):
             if not target.parent.is_dir():
-                raise FileError(f"{name}: cannot be written: there is no folder {folder}")
+                raise FileError(f"{name}: cannot be written: there is no folder {folder}; make it first")
             if not os.access(target.parent, os.W_OK | os.X_OK):
-                raise FileError(f"{name}: cannot be written: no permission for the folder {folder}")
+                raise FileError(
+                    f"{name}: cannot be written: no permission for the folder {folder}; give another path"
+                )
         if target in targets:
             raise FileError(f"{name}: two outputs would be written to this file; give each its own")
         if any(_same(target, one) for one in inputs if one is not None):
@@ -178,7 +183,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise FileError(f"{_shown(path)}: cannot be written: {_reason(error)}") from error
+        raise FileError(f"{_shown(path)}: cannot be written: {_reason(error)}; give another path") from error
 
 
 def _mode(target: Path) -> int:

@@ -188,7 +188,7 @@ def test_a_damaged_plan_is_refused_before_it_is_placed(tmp_path, capsys):
 
 
 def test_a_time_limit_that_is_no_number_is_refused(table, capsys):
-    assert "is a number of seconds" in refused("address", table, "--time-limit", "nan", capsys=capsys)
+    assert "give a number of seconds" in refused("address", table, "--time-limit", "nan", capsys=capsys)
 
 
 def test_a_plan_is_reordered_where_that_takes_less(tmp_path):

@@ -248,7 +248,9 @@ def test_python_dash_m_works_and_a_closed_pipe_is_no_error():
     assert result.stdout.split()[-1] in ("141", "0")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding", ["ascii", *(pytest.param(one, marks=pytest.mark.extended) for one in ("latin-1", "utf-8"))]
+)
 def test_any_output_encoding_will_do(encoding):
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     for arguments in (["show", GRAPH], ["show", "--json", str(document_path("002"))]):

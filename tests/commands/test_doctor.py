@@ -51,6 +51,15 @@ def test_it_says_what_is_here(measured):
         assert said in text
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_it_says_whether_the_planner_is_compiled(compiled, measured, monkeypatch):
+    monkeypatch.setattr("lowtide.plan.recompute.annealing.kernel.COMPILED", compiled)
+    view = json.loads(doctor("--json", "--device", "cpu"))
+    assert view["planner"] == ("compiled" if compiled else "in Python")
+    assert any("install a C compiler" in one for one in view["missing"]) is not compiled
+    assert f"planner     {view['planner']}" in doctor("--device", "cpu")
+
+
 @pytest.mark.parametrize("compiler", ["/usr/bin/g++", None])
 def test_it_says_what_compiles_kernels(compiler, measured, monkeypatch):
     monkeypatch.setattr("lowtide.execute.kernels.compiler.kernel_compiler", lambda kind: compiler)

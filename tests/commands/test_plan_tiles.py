@@ -1,5 +1,6 @@
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +69,16 @@ def test_a_plan_in_tiles_is_explained_written_and_checked(network, tmp_path):
     tiles, region = (line for line in made.output.splitlines() if line.startswith(("tiles ", "region ")))
     assert " of 512, each " in tiles
     assert f"from the inputs to the loss at {network}:9" in region
+    assert made.output.endswith(f"Wrote {plan}\nNext: lowtide report {plan}\n")
     assert invoke("check", plan).exit_code == 0
+    page = str(tmp_path / "report.json")
+    assert invoke("report", plan, "-o", page, "--rivals", "0").exit_code == 0
+    before, after = json.loads(Path(page).read_text())["runs"]
+    assert before["name"] == "storing everything"
+    assert (
+        max(before["moments"]["live"]) == before["predicted"]["peak_bytes"] > after["predicted"]["peak_bytes"]
+    )
+    assert len(before["moments"]["live"]) > 10
 
 
 def test_a_step_runs_in_tiles_and_again_from_the_program_but_not_for_another(network, tmp_path, monkeypatch):

@@ -29,6 +29,15 @@ def test_says_how_a_step_is_split():
         (["convpool", "--devices", "2", "--budget", "8QiB"], "there is no unit 'QiB'"),
         (["convpool", "--devices", "0"], "is not in the range"),
         (["convpool", "--devices", "2", "--cut", "hight"], "Did you mean 'height'"),
+        (["convpool", "--devices", "2", "--draw", "a.png"], "--draw writes one of .svg, .dot"),
+        (["convpool", "--devices", "2", "--device", "2", "--draw", "a.svg"], "counted from 0 to 1"),
+        (["convpool", "--devices", "2", "--device", "1"], "give --draw FILE too"),
+        (["convpool", "--devices", "100"], "more than 64 devices are simulated"),
+        (["convpool", "--devices", "2", "--link", "fast"], "write bytes a second and a delay"),
+        (
+            ["convpool", "--devices", "2", "--simulate", "--run"],
+            "--simulate runs, draws and compares nothing",
+        ),
     ],
 )
 def test_bad_input_is_refused(words, told, capsys):
@@ -38,15 +47,39 @@ def test_bad_input_is_refused(words, told, capsys):
     assert told in capsys.readouterr().err
 
 
-def test_processes_give_the_gradients_of_one():
+def test_many_devices_are_simulated():
+    words = ["--devices", "1024", "--simulate", "--json", "--link", "10GB/s,5us", "--time-limit", "2"]
+    done = shard("convpool", *words)
+    assert done.exit_code == 0
+    view = json.loads(done.output)
+    assert view["mesh"] == [8, 8, 8, 2]
+    assert 0 < view["predicted_compute_seconds"] < view["predicted_seconds"]
+    assert view["predicted_wire_bytes"] == 1024 * view["predicted_wire_bytes_per_device"]
+
+
+def test_draws_a_device(tmp_path):
+    out = tmp_path / "second.dot"
+    words = ["--devices", "2", "--cut", "height", "--device", "1", "--draw", str(out)]
+    done = shard("convpool", *words)
+    assert done.exit_code == 0
+    assert "conv1\\nresult_dim=[1 1 16 16]\\ndist_input=Rect(array([0, 0, 7, 0]" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "least"),
+    [("convpool", 3), pytest.param("unet:base=1,batch=1,size=188", 60, marks=pytest.mark.extended)],
+)
+def test_processes_give_the_gradients_of_one(target, least):
     words = ["--cut", "height", "--run", "--check", "--double", "--time-limit", "1", "--json"]
-    done = shard("unet:base=1,batch=1,size=188", "--devices", "2", *words)
+    done = shard(target, "--devices", "2", *words)
     assert done.exit_code == 0
     view = json.loads(done.output)
     assert view["devices"] == 2
-    assert view["split_operators"] > 60
+    assert view["split_operators"] > least
     assert view["max_rel_grad_diff"] < 1e-10
-    assert view["wire_bytes"] > 0
+    assert view["max_rel_update_diff"] < 1e-10
+    assert view["wire_bytes"] == view["planned_wire_bytes"] == sum(view["wire_bytes_per_rank"]) > 0
+    assert max(view["wire_bytes_per_rank"]) == view["predicted_wire_bytes"], "known before a process started"
     for peak, planned in zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True):
         assert peak <= planned <= view["budget_bytes"]
 

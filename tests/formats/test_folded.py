@@ -166,7 +166,10 @@ def test_options_of_the_command(tmp_path):
     assert "give one of them" in run("--to", "dot", "--fold", "12", "--all").stderr
     refused = run("--to", "csv", "--fold", "12").exception
     assert isinstance(refused, ConvertError)
-    assert str(refused) == "the format 'csv' is no picture: only dot, svg can be folded"
+    assert (
+        str(refused)
+        == "the format 'csv' is no picture: only dot, svg can be folded; leave out --fold and --all"
+    )
 
 
 def test_the_library_folds_too(tmp_path):

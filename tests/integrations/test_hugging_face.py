@@ -28,6 +28,8 @@ NEEDED = {
     "tensor_parallel": (),
 }
 """What each example imports."""
+LONG = ("distributed_data_parallel", "fully_sharded", "tensor_parallel")
+"""Start processes; tests of their own run what they show."""
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +115,9 @@ def test_what_is_fitted_may_be_said():
     found = trained(trainer)
     assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
     trainer.fits = "forward"
-    with pytest.raises(RunError, match="fits='forward' of Model is none of auto, loss, model"):
+    with pytest.raises(
+        RunError, match="fits='forward' of Model is not possible; set it to one of auto, loss, model"
+    ):
         trained(trainer)
 
 
@@ -157,7 +161,10 @@ def _forked(forks, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_forked")
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.extended) if one in LONG else one for one in NEEDED],
+)
 def test_an_example_trains_as_the_same_loop_without_lowtide(name, capsys, forks):
     missing = [one for one in NEEDED[name] if importlib.util.find_spec(one) is None]
     if missing:

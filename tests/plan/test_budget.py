@@ -23,6 +23,21 @@ def test_bytes(text, size):
     assert parse_budget(text).resolve(10**12, None) == size
 
 
+@pytest.mark.parametrize("text", ["8GiB reserved", "8 GiB  Reserved ", "8589934592 reserved"])
+def test_reserved_bytes(text):
+    assert parse_budget(text) == Budget(bytes=8 << 30, reserved=True)
+    with pytest.raises(PlanError, match=r"give it to lowtide\.fit"):
+        parse_budget(text).resolve(1000, 1000)
+
+
+@pytest.mark.parametrize(
+    "text", ["40% reserved", "reserved", "8GiBreserved", "auto reserved", "8GiB reserved reserved"]
+)
+def test_reserved_bytes_have_a_unit(text):
+    with pytest.raises(PlanError, match="8GiB reserved"):
+        parse_budget(text)
+
+
 def test_a_share_is_of_the_plain_peak():
     assert parse_budget("40%").resolve(1000, None) == 400
     assert parse_budget("12.5%").resolve(1000, None) == 125

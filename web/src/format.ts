@@ -92,3 +92,6 @@ function decades(low: number, high: number, about: number): number[] {
 export function tail(text: string, most: number): string {
   return text.length <= most ? text : `…${text.slice(text.length - most + 1)}`;
 }
+
+/** `1 row`, `2,000 rows`. */
+export const plural = (count: number, what: string): string => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;

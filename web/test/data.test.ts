@@ -17,7 +17,7 @@ const report: Report = {
     tensors: { name: [w("leaf0"), w("t1"), w("t2")], role: [w("parameter"), w("activation"), w("activation")], shape: [0, 0, 0], source: [0, 0, 0], module: [0, w("m.x"), w("m.x")], maker: [-1, 0, 1], owner: [0, 1, 2], bytes: [100, 40, 8] },
   }],
   runs: [{
-    name: "one", step: 0, note: "", budget_bytes: null, predicted: null, measured: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
+    name: "one", step: 0, note: "", budget_bytes: null, predicted: null, measured: null, eager: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
     moments: { operator: [0, 1], live: [140, 153], event: [0, 1], start: [0, 1], again: [0, 0], tile: [], seconds: 3, in_all: 2, peak: 1 },
     curve: null, layout: null, lanes: [], check: null, loops: [], proof: null,
     decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1] },

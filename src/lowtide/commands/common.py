@@ -16,6 +16,7 @@ from lowtide.errors import PlanError
 from lowtide.files import is_file, read_bytes
 from lowtide.formats.base import Format
 from lowtide.formats.registry import Loaded, read_data
+from lowtide.plan.budget import parse_budget
 from lowtide.plan.request import KERNELS
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.played import plan_step
@@ -38,7 +39,9 @@ __all__ = [
     "offload_option",
     "print_json",
     "read_for",
+    "refuse_reserved",
     "say",
+    "say_written",
     "select",
     "table_options",
     "target_help",
@@ -125,6 +128,15 @@ def console() -> Console:
 def say(text: str, *, err: bool = False) -> None:
     """Text for people, whatever it quotes, on standard output or on standard error."""
     click.echo(printable(text, lines=True), err=err)
+
+
+def say_written(*files: str | None, report: str | None = None) -> None:
+    """Which files were written, and how to look at one of them."""
+    for file in files:
+        if file is not None:
+            say(f"Wrote {printable(file)}")
+    if report is not None:
+        say(f"Next: lowtide report {printable(report)}")
 
 
 def print_json(value: Any) -> None:
@@ -215,3 +227,12 @@ def select(rows: Iterable[Row], *, by: str, pattern: str | None, kind: str | Non
 def default_sort(*tables: Iterable[Row]) -> str:
     """By time where every table knows some, else by bytes."""
     return "time" if all(any(row.seconds is not None for row in rows) for rows in tables) else "bytes"
+
+
+def refuse_reserved(budget: str | None) -> None:
+    """Refuse a budget of reserved bytes: commands hold no limit while somebody trains."""
+    if budget is not None and parse_budget(budget).reserved:
+        raise click.UsageError(
+            f"--budget {budget!r}: a budget of reserved bytes is for `lowtide.fit`, which limits PyTorch's "
+            "allocator while you train; leave out `reserved`"
+        )

@@ -19,10 +19,16 @@ from lowtide.commands.common import Choice, json_option, print_json, say
 from lowtide.cost.device import Device, cache_folder, load_device, store_device
 from lowtide.errors import FileError, ToolError
 from lowtide.needs import INSTALL_TORCH, needs_torch
+from lowtide.plan.recompute.annealing import kernel
 from lowtide.printable import printable
 from lowtide.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["doctor"]
+
+_NO_PLANNER = (
+    "the planner's compiled kernel, without which plans take much longer: install a C compiler, and then "
+    "lowtide again"
+)
 
 
 @click.command()
@@ -40,11 +46,14 @@ def doctor(device: str | None, measure: bool, as_json: bool) -> None:
         "system": f"{platform.system()} {platform.machine()}",
         "torch": None,
         "kernels": {},
+        "planner": "compiled" if kernel.COMPILED else "in Python",
         "graphviz": _graphviz(),
         "cache": {"folder": str(cache_folder()), "writable": _writable(cache_folder())},
         "device": None,
         "missing": [],
     }
+    if not kernel.COMPILED:
+        view["missing"].append(_NO_PLANNER)
     if view["graphviz"] is None:
         view["missing"].append('Graphviz, to draw graphs: pip install "lowtide[svg]"')
     try:
@@ -118,6 +127,7 @@ def _lines(view: dict[str, Any]) -> Iterator[str]:
             yield "  GPU         none that torch can use"
     for kind, compiler in view["kernels"].items():
         yield f"  kernels     {kind}: {compiler or 'no compiler'}"
+    yield f"  planner     {view['planner']}"
     yield f"  Graphviz    {view['graphviz'] or 'missing'}"
     unusable = "" if view["cache"]["writable"] else " (cannot be written)"
     yield f"  cache       {view['cache']['folder']}{unusable}"

@@ -10,7 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
+from lowtide.commands.before import graph_before
 from lowtide.commands.common import (
     Choice,
     is_step_file,
@@ -19,7 +21,9 @@ from lowtide.commands.common import (
     offload_option,
     print_json,
     read_for,
+    refuse_reserved,
     say,
+    say_written,
     target_help,
 )
 from lowtide.cost import Step
@@ -117,6 +121,7 @@ def plan(
         raise click.UsageError("--sweep plans for all budgets: leave out --budget, or leave out --sweep")
     if budget is None and not sweeping:
         raise click.UsageError("give a --budget, as in --budget 8GiB or --budget 50%, or --sweep")
+    refuse_reserved(budget)
     check_outputs(output, inputs=[read_for(target), cost])
     chosen = only in (None, "auto")
     methods = _usual(target, sweeping, device) if chosen else str(only)
@@ -135,7 +140,7 @@ def plan(
 
     def in_tiles(request: PlanRequest) -> None:
         with _until_interrupted():
-            name, tiled = _in_tiles(target, request, device)
+            name, tiled = _in_tiles(target, request, device, whole=output is not None)
         _show(name, tiled, output, explain, as_json)
 
     if kernels == "fused":
@@ -199,6 +204,8 @@ def _show(name: str, made: Plan, output: str | None, explain: bool, as_json: boo
         say(made.explain())
     else:
         say("\n".join(made.explain().splitlines()[:5]))
+    if not as_json:
+        say_written(output, report=output)
 
 
 @contextlib.contextmanager
@@ -221,7 +228,7 @@ def _refuse_tiles(target: str, sweeping: bool, cost: str | None) -> None:
         raise PlanError("tiles are made of a PyTorch step itself, not of a file: give a TARGET")
     if cost not in (None, *ORIGINS):
         raise PlanError(
-            f"--cost {printable(cost)}: tiles are new operators, whose costs are measured or estimated"
+            f"--cost {printable(cost)}: tiles are new operators; take --cost measured or estimated"
         )
 
 
@@ -231,7 +238,7 @@ def _refuse_fused(target: str, cost: str | None) -> None:
         raise PlanError("kernels are fused in a PyTorch step itself, not in a file: give a TARGET")
     if cost not in (None, *ORIGINS):
         raise PlanError(
-            f"--cost {printable(cost)}: groups are new operators, whose costs are measured or estimated"
+            f"--cost {printable(cost)}: groups are new operators; take --cost measured or estimated"
         )
 
 
@@ -250,12 +257,13 @@ def _sweep_fused(
     return built.name, sweep_by(make, progress=progress)
 
 
-def _in_tiles(target: str, request: PlanRequest, device: str | None) -> tuple[str, Plan]:
-    """The plan for a PyTorch step that may be cut into tiles, and the name of the step."""
+def _in_tiles(target: str, request: PlanRequest, device: str | None, *, whole: bool) -> tuple[str, Plan]:
+    """The plan for a PyTorch step that may be cut into tiles, with the step before it, and its name."""
     built, request = _built(target, request, device)
     with needs_torch("planning a PyTorch step"):
         from lowtide.execute.fit import fitted
-    return built.name, fitted(built.loss, (built.model, *built.batch), request).plan
+    made = fitted(built.loss, (built.model, *built.batch), request).plan
+    return built.name, structs.replace(made, plain_graph=graph_before(built, made)) if whole else made
 
 
 def _built(target: str, request: PlanRequest, device: str | None) -> tuple[Built, PlanRequest]:
@@ -329,11 +337,14 @@ def _file_costs(step: Step, cost: str | None) -> Costs:
 
 def _costs_from(file: str, operators: int) -> Costs:
     if not is_file(file):
-        raise PlanError(f"--cost {printable(file)}: neither measured, estimated, unit nor a file")
+        raise PlanError(f"--cost {printable(file)}: neither measured, estimated, unit nor a file; choose one")
     step = read_file(file).step
     found = _costs_of_step(step, file)
     if found is None or len(found.seconds) != operators:
-        raise PlanError(f"{printable(file)}: has no times for the {operators} operators of this step")
+        raise PlanError(
+            f"{printable(file)}: has no times for the {operators} operators of this step; profile this step, "
+            "or take --cost estimated"
+        )
     return found
 
 
@@ -375,6 +386,7 @@ def _show_sweep(found: Sweep, name: str, output: str | None, as_json: bool) -> N
     floor = f"; none exists below {format_bytes(found.floor_bytes)}" if found.floor_bytes else ""
     say(f"  smallest budget with a known plan: {format_bytes(found.smallest_budget_bytes)}{floor}")
     say(f"  bounds are proven {by_methods(found.only)}, {found.holds_for.words}")
+    say_written(output, report=output)
 
 
 def _row(point: Point, found: Sweep) -> str:

@@ -26,7 +26,7 @@ from lowtide.printable import printable
 from lowtide.report.page.html import html_page
 from lowtide.report.page.make import Given, Source, report_of
 from lowtide.report.page.types import Report
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes, format_cost
 
 __all__ = ["report"]
 
@@ -72,7 +72,10 @@ def report(files: tuple[str, ...], output: str, title: str, rivals: float, as_js
 
 
 def _title(given: Sequence[Given]) -> str:
-    """The ways to run a step by name."""
+    """The step, where its name is known, else the ways to run it."""
+    targets = [one.value.target for one in given if isinstance(one.value, MeasuredRun) and one.value.target]
+    if targets:
+        return targets[0]
     shown = [one.name for one in given if not isinstance(one.value, Device | Sweep | Recording)]
     return " and ".join(shown[:3]) or given[0].name
 
@@ -142,9 +145,10 @@ def _view(made: Report, output: str, size: int) -> dict[str, Any]:
 
 def _print(made: Report, output: str, size: int) -> None:
     for run in made.runs:
+        origin = made.steps[run.step].origin if run.step < len(made.steps) else ""
         peaks = [
             f"{what} {format_bytes(side.peak_bytes)}"
-            + (f" in {format_seconds(side.seconds)}" if side.seconds is not None else "")
+            + (f" in {format_cost(side.seconds, origin)}" if side.seconds is not None else "")
             for what, side in (("predicted", run.predicted), ("measured", run.measured))
             if side is not None and side.peak_bytes is not None
         ]

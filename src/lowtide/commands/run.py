@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from lowtide.commands.before import graph_before
 from lowtide.commands.common import (
     SEED,
     device_option,
@@ -16,13 +17,15 @@ from lowtide.commands.common import (
     offload_option,
     print_json,
     read_for,
+    refuse_reserved,
     say,
+    say_written,
     target_help,
 )
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
-from lowtide.graph import GROUP, Graph
+from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.plan.program.instructions import Loop, Program
 from lowtide.plan.request import parse_offload
@@ -85,6 +88,7 @@ def run(
     for name, given in (("--offload", leaving), ("--only", only)):
         if given and budget is None:
             raise click.UsageError(f"{name} is for plans: give a --budget too, as in --budget 50%")
+    refuse_reserved(budget)
     if program and budget is not None:
         raise click.UsageError("give a --budget or a --program, not both")
     with needs_torch("running a step"):
@@ -131,10 +135,8 @@ def run(
         progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
     whole = found.as_file(built.name, device, plan)
-    if output is not None and plan is not None and _has_other_operators(plan):
-        with needs_torch("running a step"):
-            from lowtide.trace.step.capture import capture
-        whole = replace(whole, plain=capture(built.loss, built.model, *built.batch).step.graph)
+    if output is not None:
+        whole = replace(whole, plain=graph_before(built, plan))
     outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
@@ -145,6 +147,7 @@ def run(
         print_json(view)
     else:
         _print(built, device, program, plan, found)
+        say_written(save_program, output, timeline, report=output)
     if plan is not None:
         found.hold(plan.budget_bytes)
 
@@ -161,12 +164,6 @@ def _print(built: Built, device: str, program: str, plan: Plan | None, found: Co
     verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"
     say(f"  loss, {compared}: {verdict}")
-
-
-def _has_other_operators(plan: Plan) -> bool:
-    """Whether eager PyTorch runs other operators than the plan: those of tiles and of groups are new."""
-    tiled = any(isinstance(line, Loop) for line in plan.program.instructions)
-    return tiled or any(op.kind == GROUP for op in plan.graph.ops)
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:

@@ -9,36 +9,58 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lowtide.commands.common import SEED, Choice, json_option, kernels_option, print_json, say, target_help
-from lowtide.commands.shard_task import ShardTask, step_of
+from lowtide.commands.common import (
+    SEED,
+    Choice,
+    json_option,
+    kernels_option,
+    print_json,
+    read_for,
+    refuse_reserved,
+    say,
+    target_help,
+)
+from lowtide.commands.shard_draw import check_drawing, draw_shards
+from lowtide.commands.shard_simulate import LINK, simulated_text, simulated_view
+from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
+from lowtide.commands.shard_view import split_text, split_view
 from lowtide.errors import RunError
-from lowtide.graph.shards import Shards
+from lowtide.files import check_outputs
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
-from lowtide.plan.make.cheapest import Chosen, cheapest
+from lowtide.printable import printable
 from lowtide.units import format_bytes
 
 if TYPE_CHECKING:
+    from lowtide.execute.shards.tried import ShardChoice
+    from lowtide.trace.shards.kinds import WireSpeed
     from lowtide.trace.step.joint import Joint
+    from lowtide.zoo.base import Built
 
 __all__ = ["shard"]
 
-_CUTS = {"any": None, "batch": (0,), "channels": (1,), "height": (2,), "width": (3,), "tokens": (1,)}
+_CUTS = ("any", "batch", "channels", "height", "width", "tokens", "features", "heads", "inner")
 _MOST = 64
-_FREE = 1e18
-"""Bytes a second: where somebody says what to cut, all of that is cut, whatever moving it takes."""
+_SIMULATED = 1024
 
 
 @click.command(short_help="Split a step over devices.")
 @click.argument("target")
-@click.option("--devices", required=True, type=click.IntRange(1, _MOST), metavar="N", help="How many.")
+@click.option("--devices", required=True, type=click.IntRange(1, _SIMULATED), metavar="N", help="How many.")
 @click.option(
     "--cut",
-    type=Choice(list(_CUTS)),
+    type=Choice(_CUTS),
     default="any",
     help="Cut this wherever it can be [any: what is fastest].",
 )
 @click.option("--budget", default="100%", metavar="BYTES", help="For each device [100% of its plain peak].")
+@click.option("--compare", "compares", is_flag=True, help="Say what other ways to split it take.")
+@click.option("--simulate", is_flag=True, help="Predict a step on up to 1,024 devices, axis by axis.")
+@click.option(
+    "--link", type=LINK, default="1GB/s,50us", metavar="B/s,us", help="How fast devices are connected."
+)
+@click.option("--draw", metavar="FILE", help="Write a picture: .svg, .dot or .json.")
+@click.option("--device", type=click.IntRange(0), metavar="K", help="Draw this device alone [all of them].")
 @kernels_option
 @click.option("--run", "runs", is_flag=True, help="Start a process a device here, and run the step on them.")
 @click.option("--check", "checks", is_flag=True, help="Fail if results are not those of one device.")
@@ -65,6 +87,11 @@ def shard(
     devices: int,
     cut: str,
     budget: str,
+    compares: bool,
+    simulate: bool,
+    link: tuple[float, float],
+    draw: str | None,
+    device: int | None,
     kernels: str,
     runs: bool,
     checks: bool,
@@ -77,104 +104,108 @@ def shard(
     """Say how a step is split over devices: which dimension of each result, what moves, and what is summed.
 
     With `--run` every device is a process of this machine, connected by gloo. Each plans its own share inside
-    the budget and runs one step; loss and gradients are compared with those of one device.
+    the budget and runs one step; loss, gradients and updated parameters are compared with
+    those of one device.
     """
-    parse_budget(budget)
+    refuse_reserved(budget)
+    if simulate and (runs or checks or compares or draw is not None):
+        raise click.UsageError("--simulate runs, draws and compares nothing; leave one of them out")
+    if devices > _MOST and not simulate:
+        raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
+    check_drawing(draw, device, devices)
+    check_outputs(draw, inputs=[read_for(target)])
     with needs_torch("capturing a PyTorch step"):
-        joint, graph = step_of(target, seed, double)
-    shards, found = _split(joint, devices, cut, time_limit)
-    view = _view(joint, shards, found)
+        built = built_step(target, seed, double)
+        joint, graph = captured_step(built)
+        from lowtide.trace.shards.kinds import WireSpeed
+
+        wire = WireSpeed(*link)
+    if simulate:
+        from lowtide.execute.planning.step_costs import described
+
+        view = simulated_view(joint, devices, cut, described("cpu"), wire, time_limit)
+        if as_json:
+            print_json(view)
+        else:
+            say(simulated_text(view))
+        return
+    choice = _choice(joint, devices, cut, budget, time_limit, compares, wire)
+    shards = choice.best.shards
+    view = split_view(joint, choice)
+    if draw is not None:
+        draw_shards(joint, shards, device, target, draw)
     if runs or checks:
-        task = ShardTask(target, seed, shards, graph, budget, kernels, time_limit, double, timeout)
-        view |= _ran(task, devices)
+        with tempfile.TemporaryDirectory() as folder:
+            task = ShardTask(
+                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout
+            )
+            view |= _ran(task, built)
     if as_json:
         print_json(view)
     else:
-        say(_text(view))
-    limit = 1e-10 if double else 1e-3
-    if checks and view["max_rel_grad_diff"] > limit:
+        say(split_text(view) + ("\n" + _text(view) if "bytes_per_rank" in view else ""))
+        if draw is not None:
+            say(f"Wrote {printable(draw)}")
+    if checks:
+        _check(view, 1e-10 if double else 1e-3)
+
+
+def _check(view: dict[str, Any], limit: float) -> None:
+    """Fail where results are not those of one device, or bytes not those of the plan."""
+    for key, what in (("max_rel_grad_diff", "gradients"), ("max_rel_update_diff", "updated parameters")):
+        if view[key] > limit:
+            raise RunError(
+                f"{what} differ from those of one device by {view[key]:.1e}, and by {limit:.0e} at most is "
+                "expected; report this as a bug, with the target"
+            )
+    if view["wire_bytes"] != view["planned_wire_bytes"]:
         raise RunError(
-            f"gradients differ from those of one device by {view['max_rel_grad_diff']:.1e}, and by "
-            f"{limit:.0e} at most is expected; report this as a bug, with the target"
+            f"{view['wire_bytes']} bytes were sent, and {view['planned_wire_bytes']} were planned; report "
+            "this as a bug, with the target"
         )
 
 
-def _split(joint: Joint, devices: int, cut: str, time_limit: float) -> tuple[Shards, Chosen]:
-    from lowtide.cost.device import cache_folder, load_device, store_device
-    from lowtide.cost.estimate import estimate
-    from lowtide.cost.probe import environment, measure_device
-    from lowtide.trace.shards.ways import ShardWays, WireSpeed
+def _choice(
+    joint: Joint, devices: int, cut: str, budget: str, time_limit: float, compares: bool, link: WireSpeed
+) -> ShardChoice:
+    from lowtide.execute.planning.step_costs import described
+    from lowtide.execute.shards.tried import Chooser, choose
 
-    device = load_device(cache_folder(), environment("cpu"))
-    if device is None:
-        device = measure_device("cpu")
-        store_device(cache_folder(), device)
-    seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
-    link = WireSpeed() if cut == "any" else WireSpeed(_FREE, 0.0)
-    ways = ShardWays(joint, devices, seconds, link, _CUTS[cut])
-    found = cheapest(ways.alone, ways.pairs, time_limit)
-    return ways.shards(found.choices), found
+    size = parse_budget(budget).bytes
+    chooser = Chooser(joint, devices, described("cpu"), link, size, time_limit, forced=cut != "any")
+    return choose(chooser, cut, compare=compares)
 
 
-def _view(joint: Joint, shards: Shards, found: Chosen) -> dict[str, Any]:
-    graph = joint.graph
-    forward = [k for k, op in enumerate(graph.ops) if op.phase.value == "forward"]
-    return {
-        "devices": shards.mesh.devices,
-        "operators": len(forward),
-        "split_operators": len(shards.operators),
-        "predicted_seconds": found.cost,
-        "bound_seconds": found.bound,
-        "parameters": {
-            graph.tensors[t].label: cut[0] for t, cut in shards.leaves.items() if cut[0] is not None
-        },
-        "results": [
-            {
-                "operator": graph.ops[k].label,
-                "kind": graph.ops[k].kind,
-                "cut": share.cut[0],
-                "summed_over": share.over[0],
-            }
-            for k, share in sorted(shards.operators.items())
-        ],
-    }
-
-
-def _ran(task: ShardTask, devices: int) -> dict[str, Any]:
-    from lowtide.execute.shards.compare import ShareMeasured
+def _ran(task: ShardTask, built: Built) -> dict[str, Any]:
+    from lowtide.execute.compare.shards import ShareMeasured, write_reference
     from lowtide.execute.shards.ranks import on_ranks
 
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder, "task.json")
-        told.write_bytes(msgspec.json.encode(task))
-        on_ranks("lowtide.commands.shard_rank", [str(told), folder], devices, task.seconds)
-        files = [Path(folder, f"{rank}.json").read_bytes() for rank in range(devices)]
+    write_reference(Path(task.folder), built.model, built.batch, built.loss, update_of(built))
+    told, devices = Path(task.folder, "task.json"), task.shards.mesh.devices
+    told.write_bytes(msgspec.json.encode(task))
+    on_ranks("lowtide.commands.shard_rank", [str(told), task.folder], devices, task.seconds)
+    files = [Path(task.folder, f"{rank}.json").read_bytes() for rank in range(devices)]
     shares = [msgspec.json.decode(one, type=ShareMeasured) for one in files]
     return {
         "max_rel_grad_diff": max(one.gradient_difference for one in shares),
+        "max_rel_update_diff": max(one.update_difference for one in shares),
         "loss_difference": max(one.loss_difference for one in shares),
         "bytes_per_rank": [one.peak_bytes for one in shares],
         "planned_bytes_per_rank": [one.planned_bytes for one in shares],
         "resident_bytes_per_rank": [one.resident_bytes for one in shares],
         "wire_bytes": sum(one.wire_bytes for one in shares),
+        "wire_bytes_per_rank": [one.wire_bytes for one in shares],
+        "planned_wire_bytes": sum(one.planned_wire_bytes for one in shares),
         "budget_bytes": max(one.budget_bytes for one in shares),
     }
 
 
 def _text(view: dict[str, Any]) -> str:
-    lines = [
-        f"{view['devices']} devices: {view['split_operators']} of {view['operators']} operators of forward "
-        "are split"
-    ]
-    for one in view["results"]:
-        how = f"dimension {one['cut']}" if one["cut"] is not None else f"a part of sum {one['summed_over']}"
-        lines.append(f"  {one['operator']:<32.32} {one['kind']:<36.36} {how}")
-    for name, dim in view["parameters"].items():
-        lines.append(f"  {name:<32.32} {'input or parameter':<36} dimension {dim}")
-    if "bytes_per_rank" in view:
-        lines.append(f"gradients  within {view['max_rel_grad_diff']:.1e} of one device")
-        pairs = zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True)
-        for rank, (peak, planned) in enumerate(pairs):
-            lines.append(f"rank {rank:<5} {format_bytes(peak)}, planned {format_bytes(planned)}")
-        lines.append(f"wire       {format_bytes(view['wire_bytes'])} in one step, of all devices together")
+    lines = [f"gradients  within {view['max_rel_grad_diff']:.1e} of one device"]
+    lines.append(f"updates    within {view['max_rel_update_diff']:.1e} of one device")
+    pairs = zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True)
+    for rank, (peak, planned) in enumerate(pairs):
+        lines.append(f"rank {rank:<5} {format_bytes(peak)}, planned {format_bytes(planned)}")
+    sent, planned = (format_bytes(view[key]) for key in ("wire_bytes", "planned_wire_bytes"))
+    lines.append(f"wire       {sent} in one step, of all devices together, planned {planned}")
     return "\n".join(lines)

@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from lowtide.commands.shard_task import ShardTask, step_of
+from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
 from lowtide.errors import LowtideError, RunError
 from lowtide.files import write_atomically
+
+if TYPE_CHECKING:
+    from lowtide.trace.step.joint import Joint
+    from lowtide.zoo.base import Built
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Plan, run and compare this process's share; what it took goes to a file."""
-    task_file, out, store, rank, devices = sys.argv[1:]
+    task_file, out, port, rank, devices = sys.argv[1:]
     task = msgspec.json.decode(Path(task_file).read_bytes(), type=ShardTask)
-    from lowtide.execute.shards.compare import measure_share
+    from lowtide.execute.compare.shards import measure_share
+    from lowtide.execute.shards.meshes import connected
     from lowtide.execute.shards.ranks import one_of_several
-    from lowtide.zoo import build
 
-    def whole() -> tuple[Any, Any, Any]:
-        built = build(task.target, seed=task.seed)
-        if not task.double:
-            return built.model, built.batch, built.loss
-        values = [x.double() if x.is_floating_point() else x for x in built.batch]
-        return built.model.double(), values, built.loss
+    with one_of_several(int(port), int(rank), int(devices), task.seconds) as store:
+        here = connected(task.shards.mesh.sizes, store)
+        built, joint = here.meeting.settled("capture the step", lambda: _captured(task))
+        options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
+        found = measure_share(
+            joint, task.shards, built.model, here, Path(task.folder), update_of(built), **options
+        )
+        here.watch.close()
+    write_atomically(Path(out, f"{rank}.json"), msgspec.json.encode(found))
 
-    joint, said = step_of(task.target, task.seed, task.double)
+
+def _captured(task: ShardTask) -> tuple[Built, Joint]:
+    """The step without any values: memory that nobody writes to is not taken."""
+    from lowtide.execute.shards.values import without_values
+
+    built = built_step(task.target, task.seed, task.double, "meta")
+    model, batch = without_values(built.model, built.batch)
+    built = replace(built, model=model, batch=batch)
+    joint, said = captured_step(built)
     if said != task.graph:
         raise RunError(
-            f"rank {rank} has captured another step than the one that was split; use the same versions of "
-            "lowtide and torch, and the same network, in all processes"
+            "another step than the one that was split was captured here; use the same versions of lowtide "
+            "and torch, and the same network, in all processes"
         )
-    with one_of_several(store, int(rank), int(devices), task.seconds):
-        options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
-        found = measure_share(joint, task.shards, whole, int(rank), **options)
-    write_atomically(Path(out, f"{rank}.json"), msgspec.json.encode(found))
+    return built, joint
 
 
 if __name__ == "__main__":

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lowtide.errors import CaptureError
 from lowtide.graph.shards import Shards
+from lowtide.nested import mapped
 
 if TYPE_CHECKING:
     from lowtide.trace.step.joint import Joint
+    from lowtide.zoo.base import Built
 
-__all__ = ["ShardTask", "step_of"]
+__all__ = ["ShardTask", "built_step", "captured_step", "update_of"]
 
 
 class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +28,8 @@ class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: Shards
     graph: str
     """Says which captured step this is for."""
+    folder: str
+    """Has the values of the model and of the batch, and what one device makes of them."""
     budget: str
     kernels: str
     time_limit: float
@@ -31,16 +37,32 @@ class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-def step_of(target: str, seed: int, double: bool) -> tuple[Joint, str]:
-    """A step, captured, and what identifies it."""
-    from lowtide.trace.step.capture import capture
+def built_step(target: str, seed: int, double: bool, device: str = "cpu") -> Built:
+    """A step, ready to run; in float64 if asked. On the meta device it has no values."""
     from lowtide.zoo import build
 
-    built = build(target, seed=seed)
-    model, batch = built.model, list(built.batch)
-    if double:
-        model, batch = model.double(), [x.double() if x.is_floating_point() else x for x in batch]
+    built = build(target, device=device, seed=seed)
     if not built.trains:
-        raise CaptureError(f"{target} does not train; a step that is split over devices has gradients")
-    joint = capture(built.loss, model, *batch).joint
+        raise CaptureError(f"{target} does not train; give a step with gradients to split over devices")
+    if not double:
+        return built
+
+    def doubled(x: Any) -> Any:
+        return x.double() if getattr(x, "is_floating_point", lambda: False)() else x
+
+    return replace(built, model=built.model.double(), batch=mapped(doubled, built.batch))
+
+
+def captured_step(built: Built) -> tuple[Joint, str]:
+    """The step, captured, and what identifies it."""
+    from lowtide.trace.step.capture import capture
+
+    joint = capture(built.loss, built.model, *built.batch).joint
     return joint, hashlib.sha256(msgspec.json.encode(joint.graph)).hexdigest()
+
+
+def update_of(built: Built) -> Callable[[Any], None]:
+    """The update that ends the step: that of the target, or plain gradient descent."""
+    from lowtide.zoo.base import RATE, sgd
+
+    return built.ending or (lambda model: sgd(model, RATE))

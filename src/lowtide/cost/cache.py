@@ -81,7 +81,9 @@ class CostCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"{self.path.parent}: cannot be made: {error.strerror}") from error
+            raise FileError(
+                f"{self.path.parent}: cannot be made: {error.strerror}; set LOWTIDE_CACHE to a folder"
+            ) from error
         with _locked(self.path.with_suffix(".lock")):
             costs, _ = _read(self.path, self.environment)
             costs |= self._added

@@ -119,6 +119,8 @@ def _options(options: Mapping[str, Any], mode: Any) -> tuple[Planner | PlanReque
         raise RunError("give a budget or the name of a program, not both")
     bucket = parse_bucket(extra.pop("bucket", None))
     request = PlanRequest.of(chosen["budget"], crossing=False, **extra)
+    if request.reserved:
+        raise RunError("a budget of reserved bytes is tried before it is promised: give it to lowtide.fit")
     check_optimizer(request.optimizer, request.offload)
     return request, remember, bucket
 

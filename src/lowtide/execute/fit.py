@@ -6,7 +6,8 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import fx, nn
@@ -17,15 +18,17 @@ from lowtide.execute.breaks.subgraphs import Subgraphs
 from lowtide.execute.compile.family import Shapes
 from lowtide.execute.compile.sharded import refuse_distributed_parts, refuse_sharded, refuse_unfinished
 from lowtide.execute.compile.trial import Rehearsal, Rehearsed
-from lowtide.execute.compile.user_code import in_the_users_terms, modules_in
+from lowtide.execute.compile.user_code import all_leaves, in_the_users_terms, is_given, modules_in, tensors_of
 from lowtide.execute.compile.warm_up import run_once
+from lowtide.execute.memory import reserved
 from lowtide.execute.memory.optimizer_state import check_optimizer
-from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket
+from lowtide.execute.planning.other_shapes import Bucket, ShapePlans, parse_bucket, parse_examples
 from lowtide.execute.runtime.parameter_offload import bring_back
+from lowtide.execute.shards.mesh_step import MeshLike, MeshStep, fit_on_mesh
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.shown import plans_html
-from lowtide.torch_internals import TorchDynamoException, inside_transform, storage_id, tree_leaves
+from lowtide.torch_internals import TorchDynamoException, inside_transform, tree_leaves
 from lowtide.trace.branches.branches import Branches
 from lowtide.trace.eager.dynamo import fresh, lowtides
 from lowtide.trace.eager.is_compiling import Answers
@@ -109,18 +112,10 @@ class Fitted:
             return self._subgraphs.call(
                 lambda: self._compiled(*args, **kwargs),
                 lambda: modules_in(self.function, *args, *kwargs.values()),
-                _tensors((args, kwargs)),
+                tensors_of((args, kwargs)),
             )
         finally:
             self._arguments = (), {}
-
-    def _is_given(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is an argument of the call that runs, or a buffer, or on the memory of one."""
-        args, kwargs = self._arguments
-        modules = modules_in(self.function, *args, *kwargs.values())
-        buffers = [buffer for module in modules for buffer in module.buffers()]
-        given = [one for one in (*tree_leaves((args, kwargs)), *buffers) if isinstance(one, torch.Tensor)]
-        return any(one.layout is torch.strided and storage_id(one) == storage_id(tensor) for one in given)
 
     def __reduce__(self) -> NoReturn:
         raise RunError(
@@ -153,7 +148,7 @@ class Fitted:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_planned(module, inputs, self._request, subgraphs=subgraphs)
 
-        self._branches = Branches(self._is_given)
+        self._branches = Branches(lambda tensor: is_given(tensor, self.function, *self._arguments))
         ours = self._branches.given_to(self._answers.given_to(lowtides(backend)))
         self._compiled = torch.compile(fresh(self.function), backend=ours)
         return subgraphs
@@ -225,7 +220,7 @@ class Fitted:
                 subgraphs.rehearse(
                     lambda: self._compiled(*example, **keywords),
                     modules,
-                    _tensors((example, keywords)),
+                    tensors_of((example, keywords)),
                     verify=verify,
                 )
         finally:
@@ -262,7 +257,7 @@ class Fitted:
         """What is kept, recomputed and offloaded; of a step in several graphs also where and why they end."""
         told = self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
         graphs = sorted({one.explain() for one in self._shapes.graphs})
-        return "\n".join([told, *graphs, *self._branches.explain()])
+        return "\n".join([told, *graphs, *reserved.told(self._request.reserved), *self._branches.explain()])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -277,6 +272,10 @@ class Fitted:
         self._plan = plan
 
 
+@overload
+def fit(step: Callable[..., Any], /, *example: Any, mesh: None = None, **options: Any) -> Fitted: ...
+@overload
+def fit(step: Callable[..., Any], /, *example: Any, mesh: MeshLike, **options: Any) -> MeshStep: ...
 def fit(
     model_or_loss_fn: nn.Module | Callable[..., Any],
     /,
@@ -297,14 +296,15 @@ def fit(
     kernels: str = "eager",
     exact: bool = True,
     graphs: str = "off",
+    mesh: MeshLike | None = None,
     **keywords: Any,
-) -> Fitted:
+) -> Fitted | MeshStep:
     """The step ``model_or_loss_fn(*example)`` inside a budget: bytes, a share of the plain peak, or ``auto``.
 
     The step is captured, its operators are measured (or estimated), and the fastest Program inside the budget
     is searched for ``time_limit`` seconds at most. Nothing of the model changes: parameters, gradients,
     buffers and random state are what they were. An InfeasibleError names the smallest budget that
-    works without tiles.
+    works without tiles. ``"8GiB reserved"`` counts what PyTorch's allocator reserves on a CUDA device.
 
     ``only`` says what a plan may do: ``recompute``, ``offload`` and ``tile``, with commas. By default it
     recomputes, on CUDA it sends to the host as well, and it cuts into tiles where nothing else fits; with
@@ -332,10 +332,13 @@ def fit(
     Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,
     which are planned at once. Shapes whose sizes lie in one ``bucket`` share a plan where it fits: sizes are
     rounded up to multiples of a number, or to the next of several; by default to an eighth of a power of two.
+
+    With a ``mesh``, a number of devices or a DeviceMesh, processes that torchrun has started run the step
+    together (docs/shards.md). The model then holds the parts of this process, and the budget is its own.
     """
     if not callable(model_or_loss_fn):
         kind = type(model_or_loss_fn).__name__
-        raise CaptureError(f"a step is a module or a function that gives the loss; this is a {kind}")
+        raise CaptureError(f"a step is a module or a function that gives the loss; give one, not a {kind}")
     request = PlanRequest.of(
         budget,
         only=only,
@@ -351,16 +354,12 @@ def fit(
         graphs=graphs,
     )
     check_optimizer(request.optimizer, request.offload)
-    ends, more = parse_bucket(bucket), _examples(examples)
-    step = Fitted(model_or_loss_fn, request, fullgraph=fullgraph, bucket=ends)
-    _rehearsed(step, example, keywords, verify=verify)
-    for other in more:
-        step.rehearse(other, keywords, verify=verify)
-    return step
-
-
-def _tensors(arguments: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    ends, more = parse_bucket(bucket), parse_examples(examples)
+    plan, most = partial(fitted, request=request, verify=verify), request.budget.bytes
+    if mesh is not None:
+        reserved.refuse_shared(request.reserved)
+        return fit_on_mesh(mesh, model_or_loss_fn, [example, *more], keywords, plan, time_limit, most)
+    return plan(model_or_loss_fn, example, keywords=keywords, fullgraph=fullgraph, bucket=ends, more=more)
 
 
 def fitted(
@@ -371,11 +370,19 @@ def fitted(
     *,
     verify: bool = True,
     fullgraph: bool = True,
+    bucket: Bucket = None,
+    more: Sequence[Sequence[Any]] = (),
 ) -> Fitted:
-    """The step ``function(*example)`` as a request asks for it."""
-    step = Fitted(function, request, fullgraph=fullgraph)
-    _rehearsed(step, example, keywords or {}, verify=verify)
-    return step
+    """The step ``function(*example)`` as a request asks for it, and further calls with ``more``."""
+
+    def made(asked: PlanRequest) -> Fitted:
+        step = Fitted(function, asked, fullgraph=fullgraph, bucket=bucket)
+        _rehearsed(step, example, keywords or {}, verify=verify)
+        for other in more:
+            step.rehearse(other, keywords or {}, verify=verify)
+        return step
+
+    return reserved.inside(made, request, all_leaves(function, *example, *(keywords or {}).values()))
 
 
 def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool) -> None:
@@ -388,13 +395,3 @@ def _rehearsed(step: Fitted, example: Sequence[Any], keywords: Mapping[str, Any]
         raise CaptureError(
             f"{step.name} runs no operator on a tensor: pass the tensors of the step as arguments"
         )
-
-
-def _examples(value: Any) -> list[Sequence[Any]]:
-    """The arguments of further calls, as users give them."""
-    if not isinstance(value, list | tuple) or not all(isinstance(one, list | tuple) for one in value):
-        raise CaptureError(
-            "examples: give the arguments of each further call in a tuple, such as "
-            "examples=[(model, batch), (model, longer_batch)]"
-        )
-    return list(value)

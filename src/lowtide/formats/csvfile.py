@@ -104,7 +104,10 @@ def _row(header: list[str], cells: list[str], line: int) -> tuple[str, int, int,
 def write(step: Step) -> Written:
     """A row for every storage that lives for a part of the step; leaves are left out and said so."""
     if not step.graph.ordered:
-        raise ConvertError("lifetimes need to know who reads what; this document does not say it")
+        raise ConvertError(
+            "lifetimes need to know who reads what; this document does not say it. Capture the step with "
+            "`lowtide profile`, or take a file that lists inputs"
+        )
     timeline = step.lifetimes()
     times, own = times_of(step)
     tensors = step.graph.tensors

@@ -108,7 +108,7 @@ def write_file(
     """
     format_ = format_named(name)
     if format_.write is None:
-        raise ConvertError(f"the format {name!r} can only be read")
+        raise ConvertError(f"the format {name!r} can only be read; see `lowtide formats`, and choose another")
     try:
         if boxes is not None:
             return _drawn(format_, step, path, boxes)
@@ -116,9 +116,13 @@ def write_file(
         if format_.read is not None and format_ is not native.FORMAT:
             _read_back(format_, written.data)
     except RecursionError:
-        raise ConvertError(f"{name} cannot hold this step: its attributes are nested too deeply") from None
+        raise ConvertError(
+            f"{name} cannot hold this step: its attributes are nested too deeply; see `lowtide show`"
+        ) from None
     except UnicodeEncodeError:
-        raise ConvertError(f"{name} cannot hold this step: a name in it is half a character") from None
+        raise ConvertError(
+            f"{name} cannot hold this step: a name in it is half a character; rename it"
+        ) from None
     write_atomically(path, written.data)
     return written
 
@@ -126,7 +130,10 @@ def write_file(
 def _drawn(format_: Format, step: Step, path: str | os.PathLike[str], boxes: int | Literal["all"]) -> Written:
     if format_.draw is None:
         pictures = ", ".join(one.name for one in FORMATS.values() if one.draw is not None)
-        raise ConvertError(f"the format {format_.name!r} is no picture: only {pictures} can be folded")
+        raise ConvertError(
+            f"the format {format_.name!r} is no picture: only {pictures} can be folded; "
+            "leave out --fold and --all"
+        )
     written = format_.draw(step, None if boxes == "all" else boxes)
     write_atomically(path, written.data)
     return written
@@ -140,4 +147,4 @@ def _read_back(format_: Format, data: bytes) -> None:
         with collector_paused():
             reader(data)
     except FormatError as error:
-        raise ConvertError(f"{format_.name} cannot hold this step: {error}") from None
+        raise ConvertError(f"{format_.name} cannot hold this step: {error}; write it as native") from None

@@ -28,7 +28,8 @@ def liveness(
     """
     if not graph.ordered:
         raise GraphError(
-            "this document does not say in which order its operators ran: no lifetimes follow from it"
+            "this document does not say in which order its operators ran: no lifetimes follow from it. "
+            "Capture the step with `lowtide profile`"
         )
     steps = len(graph.ops)
     storage = graph.storages()

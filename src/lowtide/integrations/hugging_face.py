@@ -58,7 +58,10 @@ class TrainerMixin:
 
     def _fits_model(self) -> bool:
         if self.fits not in _FITS:
-            raise RunError(f"fits={self.fits!r} of {type(self).__name__} is none of {', '.join(_FITS)}")
+            raise RunError(
+                f"fits={self.fits!r} of {type(self).__name__} is not possible; "
+                f"set it to one of {', '.join(_FITS)}"
+            )
         return self.fits == "model" or (self.fits == "auto" and hasattr(self, "_metrics"))
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Limits:
     def __post_init__(self) -> None:
         limit, seed = self.time_limit, self.seed
         if not isinstance(limit, int | float) or isinstance(limit, bool) or not 0 <= limit < inf:
-            raise PlanError(f"time_limit={limit!r}: how long to search is a number of seconds")
+            raise PlanError(f"time_limit={limit!r}: give a number of seconds to search")
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= 2**48:
             raise PlanError(f"seed={seed!r}: a seed is a whole number from 0 to {2**48}")
 
@@ -80,12 +80,16 @@ class PlanRequest:
 
     With fused kernels, or where bits may differ, tiles also where they are faster.
     """
+    last: tuple[str, ...] = ()
+    """Methods that are tried where nothing fits by the others."""
     kernels: str = "eager"
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     exact: bool = True
     """Whether results must be those of eager PyTorch bit for bit wherever a plan can have them so."""
     graphs: str = "off"
     """Whether a step on CUDA is replayed as CUDA graphs where it can be."""
+    reserved: int = 0
+    """What may be reserved on the device, where the budget is a part of that; 0 for any number of bytes."""
     smallest_seconds: float = 0.0
     """How long to look for the smallest budget once a plan is found."""
 
@@ -103,16 +107,25 @@ class PlanRequest:
                 near, plural = did_you_mean(str(word), words), name.removesuffix("s") + "s"
                 raise PlanError(f"{plural} are {' or '.join(words)}, not {word!r}.{near}")
         limits = {key: options.pop(key) for key in ("time_limit", "seed", "progress") if key in options}
-        return cls(parse_budget(budget), chosen, limits=Limits(**limits), **options)
+        found = parse_budget(budget)
+        if found.reserved:
+            options["reserved"], found = found.bytes, Budget(bytes=found.bytes)
+        return cls(found, chosen, limits=Limits(**limits), **options)
 
     def on(self, device: str) -> PlanRequest:
         """The same with methods chosen for a kind of device, where that is left to us."""
         if not self.auto:
             return self
         chosen = dict.fromkeys([*self.methods, *usual_methods(device), "tile"])
-        if self.graphs != "off" and not self.offload:  # copies inside of graphs are not part of the costs yet
-            chosen.pop("offload", None)
-        return replace(self, methods=tuple(chosen))
+        last: tuple[str, ...] = ()
+        if self.graphs != "off" and not self.offload:  # what copies inside of graphs cost is not measured
+            last = ("offload",) if chosen.pop("offload", True) is None else ()
+        return replace(self, methods=tuple(chosen), last=last)
+
+    @property
+    def as_last(self) -> PlanRequest | None:
+        """The same with all methods, where there are some that are only tried last."""
+        return replace(self, methods=(*self.methods, *self.last), last=()) if self.last else None
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""
@@ -198,5 +211,5 @@ def _methods(only: Any) -> tuple[str, ...]:
             near = did_you_mean(str(method), METHODS)
             raise PlanError(f"there is no method {method!r}; known: {', '.join(METHODS)}, or auto.{near}")
     if set(chosen) == {"tile"}:
-        raise PlanError("only='tile': tiles are planned beside another method, as in recompute,tile")
+        raise PlanError("only='tile': allow another method beside tiles, as in recompute,tile")
     return chosen

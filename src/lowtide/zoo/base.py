@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ class Network:
     """Raises TargetError where the settings contradict each other."""
     trains: bool = True
     update: Callable[[nn.Module, float], None] | None = None
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    """How a picture of its step calls what a drawing would call otherwise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +86,8 @@ class Built:
     """Whether a backward pass belongs to the step."""
     update: Callable[[nn.Module, float], None] | None = None
     """Where the step ends with one: changes the parameters in place, given the learning rate."""
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    """How a picture of the step calls what a drawing would call otherwise."""
 
     @property
     def ending(self) -> Callable[[nn.Module], None] | None:

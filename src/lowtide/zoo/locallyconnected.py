@@ -2,8 +2,9 @@
 
 A locally connected layer is a convolution with a kernel of its own at every output position. Weights have the
 seed's eight dimensions: outputs, 1, 1, inputs, kernel height and width, output height and width. Parameters
-are named as there. The picture does not say which nonlinearity it has, nor what the four values of its
-evaluation are: here a ReLU, and samples, hits, hits among the best five, summed loss.
+and modules are named as there. The picture does not say which nonlinearity it has, whether its probabilities
+are logarithms, nor what the four values of its evaluation are: here a ReLU, logarithms, samples, hits, hits
+among the best five, summed loss.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, relu
+from torch.nn.functional import linear, log_softmax, nll_loss
 
 from lowtide.zoo.base import Input, Key, Network, Settings, require, sgd
 
@@ -42,6 +43,20 @@ def untied(x: Tensor, weight: Tensor) -> Tensor:
     return total.reshape(height, width, count, outputs).permute(2, 3, 0, 1)
 
 
+class _Filter(nn.Module):
+    """Untied kernels."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return untied(x, weight)
+
+
+class _Scale(nn.Module):
+    """One scale, and a bias for every value."""
+
+    def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return a * x + b
+
+
 class _Layer(nn.Module):
     """Untied kernels, one scale, a bias for every value, a nonlinearity."""
 
@@ -51,9 +66,60 @@ class _Layer(nn.Module):
         self.W = nn.Parameter(torch.empty(outputs, 1, 1, inputs, kernel, kernel, left, left))
         self.a = nn.Parameter(torch.empty(1))
         self.b = nn.Parameter(torch.empty(1, outputs, left, left))
+        self.filter, self.filterA, self.filterNL = _Filter(), _Scale(), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu(self.a * untied(x, self.W) + self.b)
+        out: Tensor = self.filterNL(self.filterA(self.filter(x, self.W), self.a, self.b))
+        return out
+
+
+class _Linear(nn.Module):
+    """Scores without a bias, as an image of one pixel."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x.flatten(1), weight.flatten(1))[:, :, None, None]
+
+
+class _Softmax(nn.Module):
+    """Log-probabilities, and the mean cross entropy."""
+
+    def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        probability = log_softmax(scores.flatten(1), 1)
+        loss = nll_loss(probability, labels.flatten().long())
+        return probability[:, :, None, None], loss.reshape(1, 1, 1, 1)
+
+
+class _Accuracy(nn.Module):
+    """Keeps the share of samples whose label got the best score."""
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.empty(1), persistent=False)
+
+    def forward(self, values: Tensor) -> None:
+        flat = values.flatten()
+        self.value.copy_(flat[1:2] / flat[:1])
+
+
+class _Evaluate(nn.Module):
+    """Samples, hits, hits among the best five, summed loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = _Accuracy()
+
+    @torch.no_grad()
+    def forward(self, probability: Tensor, labels: Tensor, kept: Tensor) -> Tensor:
+        scores, wanted = probability.flatten(1), labels.flatten().long()
+        own = scores.gather(1, wanted[:, None])
+        # A rank counts the score itself, those equal to it and whatever is not a number: a tie is no hit.
+        rank = (~(scores < own)).sum(1)
+        hits = torch.stack(((rank <= 1).sum(), (rank <= 5).sum())).to(scores.dtype)
+        values = torch.cat((scores.new_full((1,), len(wanted)), hits, -own.sum().reshape(1)))
+        kept.copy_(values)
+        return values.reshape(4, 1, 1, 1)
 
 
 class _Classifier(nn.Module):
@@ -65,19 +131,19 @@ class _Classifier(nn.Module):
         super().__init__()
         self.weights1 = nn.Parameter(torch.empty(classes, inputs, size, size))
         self.register_buffer("evaluation", torch.empty(4))
+        self.linear1, self.softmax, self.evaluate = _Linear(), _Softmax(), _Evaluate()
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x.flatten(1), self.weights1.flatten(1))
+        scores: Tensor = self.linear1(x, self.weights1)
+        return scores.flatten(1)
 
-    @torch.no_grad()
-    def evaluate(self, scores: Tensor, labels: Tensor, loss: Tensor) -> None:
-        """Keep how good the scores are."""
-        samples = len(labels)
-        # A rank counts the score itself, those equal to it and whatever is not a number: a tie is no hit.
-        rank = (~(scores < scores.gather(1, labels[:, None]))).sum(1)
-        hits = torch.stack(((rank <= 1).sum(), (rank <= 5).sum())).to(scores.dtype)
-        ends = (scores.new_full((1,), samples), hits, (loss * samples).reshape(1))
-        self.evaluation.copy_(torch.cat(ends))
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy; keeps how good the scores are."""
+        probability, loss = self.softmax(scores[:, :, None, None], labels)
+        with torch.no_grad():
+            self.evaluate.accuracy(self.evaluate(probability, labels, self.evaluation))
+        found: Tensor = loss.reshape(())
+        return found
 
 
 class LocallyConnected(nn.Module):
@@ -98,15 +164,11 @@ class LocallyConnected(nn.Module):
 
     def loss(self, data: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy; the buffer ``classifier.evaluation`` says how good the scores were."""
-        scores = self(data)
-        wanted = labels.flatten().long()
-        loss = cross_entropy(scores, wanted)
-        self.classifier.evaluate(scores, wanted, loss)
-        return loss
+        return self.classifier.loss(self(data), labels)
 
     def accuracy(self) -> Tensor:
         """The share of samples of the last step whose label got the best score."""
-        return self.classifier.evaluation[1] / self.classifier.evaluation[0]
+        return self.classifier.evaluate.accuracy.value[0]
 
 
 def _loss(model: LocallyConnected, data: Tensor, labels: Tensor) -> Tensor:
@@ -139,6 +201,24 @@ def _inputs(settings: Settings) -> tuple[Input, ...]:
     )
 
 
+DRAWN = {
+    "data.output": "data.raw_output",
+    "data.output.1": "data.labels_output",
+    "data.output->": "raw_data",
+    "data.output.1->": "labels",
+    "classifier.softmax.output": "classifier.softmax.probability",
+    "classifier.softmax.output.1": "classifier.softmax.output",
+    "classifier.evaluate.output": "classifier.evaluate.ouptut",
+    "classifier.evaluate.output->": "output",
+    "update_classifier.weights1": "update_W1",
+    "->W": "filters",
+    "->weights1": "weights",
+    "data.output.1->classifier.softmax": "labels",
+    "classifier.softmax.output->classifier.evaluate": "probability",
+    "data.output.1->classifier.evaluate": "labels",
+}
+"""How the picture calls what a drawing calls otherwise; arrows stand for the names of ports."""
+
 LOCALLY_CONNECTED = Network(
     name="locallyconnected",
     summary="untied filters, scale, bias, 3034-way softmax, accuracy, SGD update (seed 002)",
@@ -150,4 +230,5 @@ LOCALLY_CONNECTED = Network(
     initialise=_initialise,
     check=_check,
     update=sgd,
+    drawn=DRAWN,
 )

@@ -80,8 +80,10 @@ class NetworkTarget:
             batch = tuple(draw(one, device, generator) for one in network.inputs(self.settings))
         except (RuntimeError, MemoryError) as error:
             reason = str(error).partition("\n")[0]
-            raise TargetError(f"{self.name} cannot be built on {device}: {reason}") from error
-        return Built(model, batch, network.loss, self.name, network.trains, network.update)
+            raise TargetError(
+                f"{self.name} cannot be built on {device}: {reason}; take a smaller one"
+            ) from error
+        return Built(model, batch, network.loss, self.name, network.trains, network.update, network.drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise TargetError(f"the device {str(device)!r} cannot be used here: {reason}") from error
+        raise TargetError(
+            f"the device {str(device)!r} cannot be used here: {reason}; see `lowtide doctor`"
+        ) from error
 
 
 def _options(one: Network, text: str) -> Settings:
@@ -172,7 +176,7 @@ def _options(one: Network, text: str) -> Settings:
         if key not in one.keys:
             raise TargetError(f"{one.name} has no key {key!r}.{did_you_mean(key, one.keys)} {_keys(one)}")
         if key in settings:
-            raise TargetError(f"{one.name}: {key} is set twice")
+            raise TargetError(f"{one.name}: {key} is set twice; give it once")
         settings[key] = _value(one.name, key, value, one.keys[key])
     return settings
 

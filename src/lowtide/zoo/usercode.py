@@ -37,7 +37,7 @@ def build_code(path: str, function: str, device: torch.device, seed: int) -> Bui
     """The step that a function of this file returns, with its tensors on the device."""
     name = f"{path}:{function}"
     if not is_file(path):
-        raise TargetError(f"{path}: there is no such file; an address is path/to/file.py:function")
+        raise TargetError(f"{path}: there is no such file; give path/to/file.py:function")
     with _own_randomness(device, seed), _beside(path):
         made, place = _call(_run(path), path, function)
     loss, model, batch = _parts(place, made)
@@ -46,7 +46,9 @@ def build_code(path: str, function: str, device: torch.device, seed: int) -> Bui
         batch = tuple(mapped(lambda part: _moved(part, device), part) for part in batch)
         trains = any(parameter.requires_grad for parameter in model.parameters())
     except Exception as error:
-        raise TargetError(f"{place}: the step cannot be moved to {device}: {_said(error)}") from error
+        raise TargetError(
+            f"{place}: the step cannot be moved to {device}: {_said(error)}; try --device cpu"
+        ) from error
     return Built(model, batch, loss, name, trains)
 
 
@@ -79,7 +81,7 @@ def _run(path: str) -> ModuleType:
     digest = hashlib.sha256(os.fsencode(whole)).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"lowtide_target_{digest}", whole)
     if spec is None or spec.loader is None:
-        raise TargetError(f"{path}: cannot be imported; an address is path/to/file.py:function")
+        raise TargetError(f"{path}: cannot be imported; give path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and inspect look a class's module up here.
     sys.modules[spec.name] = module

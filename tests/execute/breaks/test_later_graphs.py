@@ -212,6 +212,7 @@ class Trips(nn.Module):
         return self.last(x)
 
 
+@pytest.mark.extended
 def test_graphs_that_are_known_fit_in_another_order_too():
     """A loop that makes more trips than it was planned for holds more."""
     some = batches()
@@ -243,7 +244,9 @@ class Assigns(Branches):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("how", ["assigned buffers", "a handler for everything"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("assigned buffers", marks=pytest.mark.extended), "a handler for everything"]
+)
 def test_a_call_that_is_taken_back_leaves_nothing(how, branches):
     (_, small), (high, large) = branches
     torch.manual_seed(0)

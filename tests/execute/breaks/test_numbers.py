@@ -117,7 +117,16 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("use", CONSTANTS.values(), ids=CONSTANTS)
+LONG = ("in what is checkpointed", "one element in half precision")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(use, id=one, marks=pytest.mark.extended if one in LONG else ())
+        for one, use in CONSTANTS.items()
+    ],
+)
 def test_a_graph_with_another_constant_runs_by_the_plan_that_is_known(use, monkeypatch):
     """More of them than there may be shapes: each is captured, and takes what the first takes."""
     monkeypatch.setattr("lowtide.execute.breaks.subgraphs._LATER", 3)

@@ -111,6 +111,7 @@ class InLayers(nn.Module):
 
 
 MODELS = [Branching, Reading, Foreign, Recurrent, Experts, InLayers]
+LONG = pytest.param(Experts, "90%", marks=pytest.mark.extended)
 
 
 def loss_of(model, x):
@@ -139,7 +140,9 @@ def fitted(model, x, budget):
         return lowtide.fit(loss_of, model, x, budget=error.smallest_budget, only="recompute", time_limit=0.2)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [*((kind, "90%") for kind in MODELS), (Branching, "50%")])
+@pytest.mark.parametrize(
+    ("kind", "budget"), [*((kind, "90%") for kind in MODELS if kind is not Experts), (Branching, "50%"), LONG]
+)
 def test_steps_in_several_graphs_are_those_of_eager(kind, budget):
     torch.manual_seed(3)
     model, x = kind(), torch.randn(64, WIDTH)

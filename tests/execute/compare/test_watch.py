@@ -147,7 +147,7 @@ def test_what_cannot_be_watched_is_refused(small):
         with pytest.raises((RunError, PlanError), match=problem):
             lowtide.watch(what, device="cpu")
     with pytest.raises(
-        PlanError, match="warn_at is a share of the budget, more than 0 and at most 1, and not 90"
+        PlanError, match="give warn_at as a share of the budget, more than 0 and at most 1, not 90"
     ):
         lowtide.watch(step, warn_at=90)
     waiting = lowtide.execute.fit.Fitted(loss_of, step._request)

@@ -11,6 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.errors import CaptureError, PlanError, RunError
 from lowtide.execute.backend import backend
+from lowtide.execute.compile.aot import KeepsGraphError
 
 PROJECT = Path(lowtide.__file__).parent.parent.parent
 
@@ -55,7 +56,7 @@ def test_a_graph_that_is_kept_is_refused(again, program):
     step = compiled(loss_of, program=program)
     loss = step(model, torch.randn(4, 3))
     with pytest.raises(
-        RunError, match="retain_graph=True and create_graph=True are not possible.*Add the losses up"
+        KeepsGraphError, match="retain_graph=True and create_graph=True are not possible.*Add the losses up"
     ):
         again(loss, model)
     assert model.weight.grad is None

@@ -1,6 +1,8 @@
 """Training loops with everything that users do between steps."""
 
 import copy
+import random
+import time
 
 import torch
 from torch import nn
@@ -154,6 +156,37 @@ def two_at_once(model, step, optimizer):
             optimizer.zero_grad()
             yield previous
         previous = loss
+
+
+def many(model, step, optimizer, count=10_000):
+    """Everything that users do between steps, in a random order, with pauses."""
+    chance = random.Random(0)
+    state = copy.deepcopy(model.state_dict())
+    shapes = {rows: list(batches(model, 4, rows)) for rows in (8, 16, 32)}
+    for _ in range(count):
+        x, y = chance.choice(shapes[chance.choice((8, 16, 16, 32))])
+        if chance.random() < 0.02:
+            time.sleep(chance.random() * 0.005)
+        if chance.random() < 0.1:
+            model.eval()
+            with torch.no_grad():
+                yield step(model, x, y)
+            model.train()
+        if chance.random() < 0.01:
+            optimizer.param_groups[0]["lr"] *= chance.choice((0.5, 0.9, 1.1))
+        if chance.random() < 0.005:
+            model.load_state_dict(state)
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            loss = step(model, x, y)
+            if chance.random() < 0.01:
+                del loss  # its backward never comes
+                continue
+            loss.backward()
+            yield loss
+        if chance.random() < 0.1:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=chance.random() < 0.8)
 
 
 LOOPS = [usual, kept_gradients, accumulated, evaluated, other_shapes, held, moved, two_at_once]

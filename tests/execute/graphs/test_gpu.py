@@ -22,6 +22,7 @@ from tests.execute.graphs.loops import (
     evaluated,
     held,
     loss_of,
+    many,
     other_shapes,
     trained,
     two_at_once,
@@ -65,6 +66,12 @@ def test_the_bits_are_those_without_graphs(loop):
     graphs, _ = compared(loop)
     if loop not in (two_at_once, held):
         assert "each replay as one CUDA graph" in graphs.explain()
+
+
+@pytest.mark.extended
+def test_ten_thousand_steps_have_the_bits_of_those_without_graphs():
+    graphs, _ = compared(many)
+    assert "each replay as one CUDA graph" in graphs.explain()
 
 
 @pytest.mark.parametrize("kernels", ["eager", "fused"])
@@ -185,6 +192,6 @@ def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch):
     graphs = lowtide.fit(loss_of, model, x, y, **options, graphs="auto")
     monkeypatch.setattr(Replay, "_room", lambda self: 4 << 20)  # of pages: the second operator fails
     found = steps(graphs)
-    assert "does not fit into the budget" in graphs.explain()
+    assert "more than the budget leaves for them" in graphs.explain()
     assert graphs.graph_bytes == 0
     assert found <= expected + (1 << 20)

@@ -1,9 +1,11 @@
 """What a recorder is shown: operators one by one, and those of a group as one."""
 
+import pytest
 import torch
 from torch import fx
 
 from lowtide.execute.graphs import recorder
+from lowtide.execute.graphs.operator_parts import parts_of
 from lowtide.graph import Graph
 from lowtide.trace.step.group import Group
 
@@ -13,7 +15,7 @@ class _Counted(recorder._Operators):
         super().__init__("cpu")
         self.seen = []
 
-    def operator(self, number, call):
+    def operator(self, number, call, parts):
         self.seen.append(number)
         return call()
 
@@ -32,3 +34,28 @@ def test_operators_of_a_group_are_one():
     assert group.measured is None
     group(x)
     assert counted.seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mask", [[True] * 3, [True, True, False]])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_backward_of_a_convolution_has_the_same_bits_in_parts(mask, by_name):
+    backward = torch.ops.aten.convolution_backward.default
+    x, weight, gradient = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 4, 4)
+    args = (gradient, x, weight, [4], [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+    args, kwargs = (args, {"output_mask": mask}) if by_name else ((*args, mask), {})
+    whole = backward(*args, **kwargs)
+    parts = parts_of(backward, args, kwargs)
+    found = [call() for call in parts.calls]
+    assert [[one is not None for one in result] for result in found] == [
+        [True, False, False],
+        [False, *mask[1:]],
+    ]
+    for one, other in zip(whole, parts.together(found), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def test_other_operators_are_called_as_a_whole():
+    backward = torch.ops.aten.convolution_backward.default
+    assert parts_of(torch.ops.aten.add.Tensor, (1, 2), {}) is None
+    assert parts_of(backward, (None,) * 10, {"output_mask": [False, True, True]}) is None

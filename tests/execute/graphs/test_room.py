@@ -83,3 +83,17 @@ def test_without_graphs_one_plan_is_made():
 
     with_pages(made, there)
     assert asked == [1]
+
+
+def test_a_budget_without_room_for_graphs_has_a_plan_without_them():
+    there, asked = room(48 * MIB), []
+
+    def made():
+        asked.append(there.graph_bytes)
+        if there.graph_bytes:
+            raise InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
+        return planned([3 * MIB] * 90)
+
+    assert with_pages(made, there).graph.ops
+    assert asked == [48 * MIB, 0]
+    assert there.graph_bytes == there.page_bytes == 0

@@ -110,6 +110,7 @@ def furthest(step, model, batches):
 
 
 @compiler
+@pytest.mark.extended
 def test_gradients_are_as_close_to_float64_as_those_of_torch_compile(monkeypatch, tmp_path):
     """Even where the user's layout is faster: on one CPU, gradients of this convolution are twice as far so.
 

@@ -14,6 +14,7 @@ import lowtide
 from lowtide.errors import RunError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.memory import host
+from lowtide.execute.memory.out_of_memory import OutOfMemoryError
 from lowtide.execute.runtime import copies as transfer
 from lowtide.execute.runtime import interpreter
 from lowtide.execute.runtime.copies import transfers
@@ -199,7 +200,7 @@ def test_other_ways_to_say_it(faulty):
     step = fitted(model, x)
     for error in OTHER_WAYS:
         faulty.at(3, error)
-        with pytest.raises(RunError, match="no memory is left for the step"):
+        with pytest.raises(OutOfMemoryError, match="no memory is left for the step"):
             step(model, x)
         faulty.at(3, RuntimeError("something else"))
         with pytest.raises(RuntimeError, match="^something else$"):

@@ -1,11 +1,13 @@
 """The cheapest choices, against all of them."""
 
 import itertools
+import math
 import random
 
 import pytest
 
-from lowtide.plan.make.cheapest import cheapest, cost_of
+from lowtide.errors import PlanError
+from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -23,3 +25,38 @@ def test_as_cheap_as_the_best_of_all(seed):
     assert found.cost == pytest.approx(best)
     assert found.cost == cost_of(found.choices, alone, pairs)
     assert found.bound <= best + 1e-6
+
+
+def drawn(seed):
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 3) for _ in range(5)]
+
+    def table(a, b, forbidden):
+        rows = [[draw.randint(0, 9) for _ in range(sizes[b])] for _ in range(sizes[a])]
+        if forbidden and sizes[a] * sizes[b] > 2:
+            rows[0][0] = math.inf
+        return rows
+
+    alone = [[draw.randint(0, 9) for _ in range(size)] for size in sizes]
+    pairs = {(a, a + 1): table(a, a + 1, draw.random() < 0.3) for a in range(4)}
+    bytes_alone = [[draw.randint(0, 9) for _ in range(size)] for size in sizes]
+    bytes_pairs = {(a, a + 1): table(a, a + 1, False) for a in range(4)}
+    return sizes, alone, pairs, MemoryRow(bytes_alone, bytes_pairs, draw.randint(15, 50))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_cheap_as_the_best_that_fits_in_memory(seed):
+    sizes, alone, pairs, memory = drawn(seed)
+    for row in (None, memory):
+        every = list(itertools.product(*map(range, sizes)))
+        if row is not None:
+            every = [one for one in every if cost_of(one, row.alone, row.pairs) <= row.most]
+        least = min((cost_of(one, alone, pairs) for one in every), default=math.inf)
+        if least == math.inf:
+            with pytest.raises(PlanError, match="in this memory"):
+                cheapest(alone, pairs, 5.0, row)
+            continue
+        found = cheapest(alone, pairs, 5.0, row)
+        assert found.cost == pytest.approx(least)
+        assert found.bound <= least + 1e-6
+        assert found.choices in every

@@ -160,6 +160,31 @@ def test_tables_are_searched_and_sorted(browser, planned):
     nothing_wrong(browser)
 
 
+def test_a_row_is_shown_whole_below_its_table(browser, planned):
+    from selenium.webdriver.common.keys import Keys
+
+    detail = "return document.querySelector('[data-table=decisions] .detail')?.innerText ?? ''"
+    browser.open(planned)
+    browser.view("decisions")
+    assert browser.run(detail) == ""
+    browser.click("[data-table=decisions] tbody tr")
+    reason = browser.run("return document.querySelector('[data-table=decisions] tbody td.wide').title")
+    assert reason
+    assert reason in browser.run(detail)
+    rows = browser.driver.find_element("css selector", "[data-table=decisions] .scroll")
+    rows.send_keys(Keys.ARROW_DOWN)
+    browser.settle()
+    second = browser.run("return document.querySelectorAll('[data-table=decisions] tbody tr')[1].innerText")
+    assert second.split("\t")[0] in browser.run(detail)
+    rows.send_keys(Keys.END)
+    browser.settle()
+    assert browser.run("return document.querySelector('tr.chosen').getBoundingClientRect().height") > 0
+    rows.send_keys(Keys.ESCAPE)
+    browser.settle()
+    assert browser.run(detail) == ""
+    nothing_wrong(browser)
+
+
 def test_a_budget_is_picked_and_its_code_can_be_copied(browser, planned):
     browser.open(planned)
     browser.view("budgets")

@@ -21,6 +21,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Loop, Run, Send
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.plan.result.plan import Side
 from lowtide.report.page import moments as moments_module
 from lowtide.report.page import thin
 from lowtide.report.page.html import embedded
@@ -186,7 +187,9 @@ def test_what_was_measured_is_drawn_apart_from_what_is_predicted():
 def test_what_eager_pytorch_held_is_drawn_too():
     run = measured()
     assert max(run.eager_bytes) == run.eager.peak_bytes
-    before = reported(families(), run).runs[0]
+    built = zoo.build(run.target)
+    before, after = reported(capture(built.loss, built.model, *built.batch).step, run).runs
+    assert after.check is not None
     assert before.measured.peak_bytes == run.eager.peak_bytes
     assert max(before.curve.live) == run.eager.peak_bytes
     assert not before.curve.aligned
@@ -326,6 +329,22 @@ def test_no_name_can_end_the_script_that_holds_the_document():
     text = embedded(report)
     assert not set("<>&\u2028") & set(text)
     assert decode_document(text.encode(), Report) == report
+
+
+def test_each_step_has_its_own_before():
+    assert [run.name for run in reported(recomputing(), measured()).runs] == [
+        "storing everything", "case 0", "eager PyTorch", "case 1"
+    ]  # fmt: skip
+    one = reported(tiled(), measured()).runs
+    assert [run.name for run in one] == ["eager PyTorch", "case 0", "case 1"]
+    assert one[0].measured.peak_bytes == measured().eager.peak_bytes
+
+
+def test_the_time_of_eager_is_the_one_measured_in_turns():
+    slower = msgspec.structs.replace(measured(), eager=Side(measured().eager.peak_bytes, 100.0))
+    first, *runs = reported(slower, measured()).runs
+    assert first.measured.seconds == 100.0
+    assert [run.eager.seconds for run in runs] == [100.0, measured().eager.seconds]
 
 
 class Annotated(nn.Module):

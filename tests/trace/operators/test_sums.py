@@ -32,7 +32,17 @@ def test_parts_of_sums_and_means_add_up(rng):
     adds_up(rng, aten.mean.dim, x, [1, 0])
     adds_up(rng, aten.dot.default, randn(7), randn(7))
     adds_up(rng, aten.mv.default, randn(4, 7), randn(7))
+    adds_up(rng, aten.mm.default, randn(4, 7), randn(7, 3))
+    adds_up(rng, aten.addmm.default, randn(3), randn(4, 7), randn(7, 3), alpha=2)
+    adds_up(rng, aten.baddbmm.default, randn(2, 4, 3), randn(2, 4, 7), randn(2, 7, 3))
     check(rng, aten.mv.default, randn(4, 7), randn(7))
+
+
+def test_channels_that_a_convolution_reads_add_up(rng):
+    for turned in (False, True):
+        weight = randn(5, 3, 3, 2) if turned else randn(3, 5, 3, 2)
+        given = (randn(2, 5, 6, 7), weight, randn(3), [2, 1], [1, 0], [1, 2], turned, [0, 0], 1)
+        adds_up(rng, aten.convolution.default, *given)
 
 
 def test_parts_of_elementwise_losses_add_up(rng):

@@ -73,7 +73,10 @@ def grown(box, shape, rng):
 
 def tile(one, wanted, output=0, over=None, total=None, rng=None):
     """The box of the result, computed from no more than the access relation asks for, or a little more."""
-    needs = access(one.graph, one.op).relations[output].needs(wanted, over)
+    relation = access(one.graph, one.op).relations[output]
+    needs = list(relation.needs(wanted, over))
+    for k in relation.once if over is not None and any(over.lo) else ():
+        needs[k] = None
     target, parts, given = fx.Graph(), [], []
     for k, (need, value) in enumerate(zip(needs, one.inputs, strict=True)):
         if need is None or need.empty:

@@ -1,6 +1,7 @@
 """A step on several devices gives the loss, the gradients and the buffers of one."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from lowtide import zoo
 from lowtide.errors import CaptureError
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest
+from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
 from lowtide.trace.shards.local import local_step
-from lowtide.trace.shards.ways import ShardWays, WireSpeed
+from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture
+from lowtide.zoo import locallyconnected
 from tests.trace.shards.devices import doubled, on_devices, relative
 
 
@@ -58,7 +61,8 @@ def prefixed(_):
 
 
 def of_zoo(address):
-    built = zoo.build(address)
+    with mock.patch.object(locallyconnected, "KERNELS", (3, 2)):  # an operator or two for each of 130 places
+        built = zoo.build(address)
     return built.model, built.batch, built.loss
 
 
@@ -68,11 +72,14 @@ CASES = {
     "convpool": of_zoo,
     "unet:base=2,batch=3,size=188": of_zoo,
     "alexnet:batch=3,size=67": of_zoo,
+    "resnet50:batch=2,size=64,classes=10,width=16": of_zoo,
+    "locallyconnected:batch=8,size=17,channels=8,classes=10": of_zoo,
     "gpt2:batch=3,layers=1,width=24,heads=3,length=10,vocab=31": of_zoo,
+    "gpt2:batch=8,layers=2,width=32,heads=8,length=16,vocab=41": of_zoo,
 }
 
 
-class _Captured:
+class Captured:
     def __init__(self, address):
         self.model, batch, loss = CASES[address](address)
         self.model, batch = self.model.double(), doubled(batch)
@@ -96,14 +103,14 @@ class _Captured:
 def captured():
     known = {}
     return lambda address: (
-        known.setdefault(address, None) or known.update({address: _Captured(address)}) or known[address]
+        known.setdefault(address, None) or known.update({address: Captured(address)}) or known[address]
     )
 
 
-def split(case, devices, dims=None):
+def split(case, devices, kind="any"):
     """As much as can be: computing takes long, and moving next to nothing."""
     seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
-    ways = ShardWays(case.joint, devices, seconds, WireSpeed(1e12, 0.0), dims)
+    ways = ShardWays(case.joint, devices, seconds, WireSpeed(1e12, 0.0), CUT_KINDS[kind])
     found = cheapest(ways.alone, ways.pairs, 5.0)
     assert found.bound <= found.cost + 1e-6
     return ways.shards(found.choices)
@@ -118,34 +125,72 @@ def compared(case, shards):
     for loss, boxes, given in found:
         assert torch.allclose(loss, case.loss.detach(), rtol=1e-12, atol=0)
         for box, part, whole in zip(boxes, given, case.after, strict=True):
-            if part.grad is not None:
+            if whole is not None and whole.grad is not None:
+                assert part.grad is not None
                 assert relative(part.grad, whole.grad[box.slices()], least) < 1e-10
             elif whole is not None:  # a buffer
                 assert torch.allclose(part, whole[box.slices()], rtol=1e-12, atol=1e-12)
     return wires
 
 
-@pytest.mark.parametrize(
-    "dims", [(0,), (2,), (3,), (1,), None], ids=["batch", "height", "width", "channels", "any"]
-)
-@pytest.mark.parametrize(
-    "address", ["own", "convpool", "unet:base=2,batch=3,size=188", "alexnet:batch=3,size=67"]
-)
-def test_images(address, dims, captured):
+IMAGES = ["any", "batch", "channels", "height", "width", "inner"]
+TOKENS = ["any", "batch", "tokens", "features", "heads", "inner"]
+UNET, ALEXNET, RESNET, LOCAL, GPT2, LARGER = list(CASES)[-6:]
+QUICK = [
+    *(("own", 3, kind) for kind in IMAGES),
+    *((GPT2, 3, kind) for kind in TOKENS),
+    ("convpool", 3, "height"),
+    (UNET, 2, "width"),
+    (ALEXNET, 3, "channels"),
+    (LOCAL, 2, "any"),
+]
+EXTENDED = [
+    *((address, devices, kind) for address in (UNET, ALEXNET, RESNET, LOCAL) for devices in (2, 3, 4, 8) for kind in IMAGES),
+    *((LARGER, devices, kind) for devices in (2, 3, 4, 8) for kind in TOKENS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("address", "devices", "kind"), QUICK)
+def test_every_kind_of_cut(address, devices, kind, captured):
     case = captured(address)
-    shards = split(case, 2 if dims is None else 3, dims)
+    shards = split(case, devices, kind)
+    assert shards.operators
     compared(case, shards)
 
 
-@pytest.mark.parametrize("dims", [(0,), (1,), (2,), None], ids=["batch", "tokens", "features", "any"])
-def test_tokens(dims, captured):
-    case = captured("gpt2:batch=3,layers=1,width=24,heads=3,length=10,vocab=31")
-    compared(case, split(case, 3, dims))
+@pytest.mark.extended
+@pytest.mark.parametrize(("address", "devices", "kind"), EXTENDED)
+def test_every_network_and_every_cut(address, devices, kind, captured):
+    case = captured(address)
+    compared(case, split(case, devices, kind))
+
+
+def test_sums_over_inner_dimensions_are_added_up_or_scattered(captured):
+    """Every product and convolution as parts of a sum, whose results are whole, and cut."""
+    case = captured("own")
+    ops = [k for k, op in enumerate(case.joint.graph.ops) if op.kind in ("aten.convolution", "aten.addmm")]
+    forward = [k for k in ops if case.joint.graph.ops[k].phase.value == "forward"]
+    for cut in (None, 0, 1):
+        shares = {k: OperatorShare((cut,), (0,)) for k in forward}
+        assert len(shares) == 3
+        compared(case, Shards(Mesh((3,)), {}, shares))
+
+
+def test_batch_norm_by_channels_has_its_statistics_cut(captured):
+    case = captured("own")
+    shards = split(case, 3, "channels")
+    norm = next(k for k, op in enumerate(case.joint.graph.ops) if "batch_norm" in op.kind)
+    assert shards.operators[norm].cut == (1,)
+    kept = [t for t in shards.leaves if "running" in case.joint.graph.tensors[t].label]
+    assert [shards.leaves[t] for t in kept] == [(0,), (0,)]
+    whole = {t: (None,) if t in kept else cut for t, cut in shards.leaves.items()}
+    with pytest.raises(CaptureError, match="running statistics are cut where channels are"):
+        local_step(case.joint, Shards(shards.mesh, whole, shards.operators), 0, ["none"])
 
 
 def test_a_parameter_that_one_device_does_not_read(captured):
     case = captured("prefixed")
-    shards = split(case, 4, (0,))
+    shards = split(case, 4, "batch")
     cat = next(k for k, op in enumerate(case.joint.graph.ops) if op.kind == "aten.cat")
     assert shards.operators[cat].cut == (0,)
     whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
@@ -155,7 +200,7 @@ def test_a_parameter_that_one_device_does_not_read(captured):
 def test_two_axes(captured):
     """Rows of the batch along one axis, and of the image along the other: corners of halos come along."""
     case = captured("own")
-    one, two = split(case, 2, (0,)), split(case, 2, (2,))
+    one, two = split(case, 2, "batch"), split(case, 2, "height")
     none = OperatorShare((None,), (None,))
     shares = {
         k: OperatorShare((a.cut[0], b.cut[0]), (a.over[0], b.over[0]))

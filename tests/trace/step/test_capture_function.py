@@ -107,5 +107,5 @@ def test_it_type_checks_as_the_function(tmp_path):
 
 @pytest.mark.parametrize("function", [3, None, "model", torch.ones(2)])
 def test_what_cannot_be_called_is_refused(function):
-    with pytest.raises(CaptureError, match="a step is a module or a function.*this is a"):
+    with pytest.raises(CaptureError, match="a step is a module or a function.*give one, not a"):
         lowtide.capture(function)

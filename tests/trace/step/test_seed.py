@@ -94,6 +94,6 @@ def test_the_page_says_what_its_command_prints(tmp_path, monkeypatch, capsys):
     printed = printed_by("unet_against_chainer", tmp_path, monkeypatch, capsys)
     assert "DIFFERENT" not in printed
     assert (
-        f"```\n$ python examples/unet_against_chainer.py\n{printed}```"
+        f"```console\n$ python examples/unet_against_chainer.py\n{printed}```"
         in (ROOT / "docs/capture.md").read_text()
     )

@@ -33,7 +33,7 @@ export function Compare({ report, before, after }: Shown) {
             ...(rows.some((row) => row.was) ? [{ title: "was", key: (row: (typeof rows)[0]) => row.was, show: (row: (typeof rows)[0]) => (row.was ? <Tag of={row.was} /> : "–") }] : []),
             ...(rows.some((row) => row.is) ? [{ title: "decision", key: (row: (typeof rows)[0]) => row.is, show: (row: (typeof rows)[0]) => (row.is ? <Tag of={row.is} /> : "–") }] : []),
             { title: "module", key: (row) => row.module, show: (row) => row.module || "–" },
-            { title: "source line", key: (row) => row.source, show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
+            { title: "source line", key: (row) => row.source, full: (row) => row.source || "–", show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
           ]}
         />
       </section>

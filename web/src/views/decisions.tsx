@@ -29,23 +29,23 @@ export function Decisions({ report, run }: Shown) {
   return (
     <section>
       <h2>What becomes of each tensor, and why</h2>
-      {proof && <p>Found by {proof.method} in {seconds(proof.solve_seconds)}. {proof.bound_overhead !== null ? `${proof.gap <= 0 ? "Proven optimal" : `At most ${(proof.gap * 100).toFixed(1)}% of the step is left to gain`} ${proof.words}.` : "Nothing is proven about how fast it could be."}</p>}
+      {proof && <p>Found by {proof.method} in {seconds(proof.solve_seconds)}. {proof.bound_overhead !== null ? `${proof.gap <= 0 ? "Proven optimal" : `${proof.gap < 0.0005 ? "Less than 0.1" : `At most ${(proof.gap * 100).toFixed(1)}`}% of the step is left to gain`} ${proof.words}.` : "Nothing is proven about how fast it could be."}</p>}
       <div class="chips" role="group" aria-label="Decisions">
         <button type="button" aria-pressed={only === null} onClick={() => setOnly(null)}>decided</button>
         {counts.map(([name, n]) => <button key={name} type="button" data-decision={name} aria-pressed={only === name} onClick={() => setOnly(only === name ? null : name)}><Swatch of={name} />{name} {n.toLocaleString("en")}</button>)}
       </div>
       <div style={{ height: "8px" }} />
       <Table
-        name="decisions" label="decisions" rows={shown} sort={1} text={(row) => `${row.name} ${row.decision} ${row.reason} ${row.module} ${row.source}`}
+        name="decisions" label="decisions" rows={shown} sort={2} text={(row) => `${row.name} ${row.decision} ${row.reason} ${row.module} ${row.source}`}
         columns={[
           { title: "tensor", key: (row) => row.name },
-          { title: "bytes", key: (row) => row.bytes, show: (row) => bytes(row.bytes), right: true },
           { title: "decision", key: (row) => row.decision, show: (row) => <Tag of={row.decision} /> },
+          { title: "bytes", key: (row) => row.bytes, show: (row) => bytes(row.bytes), right: true },
+          { title: "module", key: (row) => row.module, show: (row) => row.module || "–" },
           { title: "price", key: (row) => row.price, show: (row) => (row.price ? seconds(row.price, cost) : row.price === null ? "–" : "0"), right: true, help: "Time that the step spends for it" },
           { title: "reason", key: (row) => row.reason, wide: true },
           { title: "instead", key: (row) => (row.decision === "kept" ? row.instead : null), show: (row) => (row.decision === "kept" && row.instead ? seconds(row.instead, cost) : "–"), right: true, help: "What running its operator again would take" },
-          { title: "source line", key: (row) => row.source, show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
-          { title: "module", key: (row) => row.module, show: (row) => row.module || "–" },
+          { title: "source line", key: (row) => row.source, full: (row) => row.source || "–", show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
           { title: "shape", key: (row) => row.shape, show: (row) => row.shape || "–" },
         ]}
       />

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Shown } from "../app";
 import { Swatch } from "../bits";
 import { decisionsOf, moduleTree, type Node, shownRows } from "../data";
-import { bytes, seconds } from "../format";
+import { bytes, plural, seconds } from "../format";
 import { colour, ink } from "../theme";
 
 const ROW = 26, HEAD = 30;
@@ -131,7 +131,7 @@ export function GraphView({ report, run }: Shown) {
     const spent = [...node.forward, ...node.backward].reduce((sum, row) => sum + (operators.seconds[row] ?? 0), 0);
     const saved = edges.filter((edge) => edge.from === k && edge.kind === "saved");
     const parts = [node.operator >= 0 ? `${node.label} (${words[operators.kind[node.operator]]})` : node.path];
-    if (node.operator < 0) parts.push(`${node.forward.length} operators forward, ${node.backward.length} backward`);
+    if (node.operator < 0) parts.push(`${plural(node.forward.length, "operator")} forward, ${node.backward.length.toLocaleString("en")} backward`);
     if (spent) parts.push(seconds(spent, step.origin));
     for (const edge of saved.slice(-3)) parts.push(`${bytes(edge.bytes)} ${edge.decision} for backward`);
     if (node.operator >= 0 && operators.source[node.operator]) parts.push(words[operators.source[node.operator]].split("/").pop()!);
@@ -166,7 +166,7 @@ export function GraphView({ report, run }: Shown) {
         <button type="button" data-fold="2" onClick={() => all(2)}>two levels</button>
         <button type="button" data-fold="9" onClick={() => all(99)}>open all</button>
       </div>
-      <p class="small" role="status" data-graph-tip style={{ minHeight: "1.5em", overflowWrap: "anywhere" }}>{tip || `${rows.length.toLocaleString("en")} rows, ${operators.name.length.toLocaleString("en")} operators`}</p>
+      <p class="small" role="status" data-graph-tip style={{ minHeight: "1.5em", overflowWrap: "anywhere" }}>{tip || `${plural(rows.length, "row")}, ${plural(operators.name.length, "operator")}${step.operators_in_all > operators.name.length ? ` of ${step.operators_in_all.toLocaleString("en")}` : ""}`}</p>
       <div class="graph" ref={box} data-field="graph" data-rows={rows.length} style={{ height: `${high + 2}px` }} onScroll={paint}>
         <div style={{ height: `${rows.length * ROW + HEAD}px` }}>
           <canvas
@@ -194,7 +194,7 @@ function firstOpen(tree: Node): ReadonlySet<string> {
     const next = new Set(open);
     const visit = (node: Node) => { for (const child of node.children) if (child.operator < 0 && child.depth <= depth) { if (child.children.some((one) => one.operator < 0)) next.add(child.path); visit(child); } };
     visit(tree);
-    if (shownRows(tree, next).length > 60) break;
+    if (shownRows(tree, next).length > (open.size || tree.children.length > 1 ? 60 : 1200)) break;  // one row says nothing
     open = next;
   }
   return open;

@@ -91,7 +91,7 @@ export function Operators({ report, run }: Shown) {
             { title: "bytes/s", key: (row) => row.traffic, show: (row) => count(row.traffic), right: true },
             ...(limits ? [{ title: "of limit", key: (row: (typeof rows)[0]) => row.used, show: (row: (typeof rows)[0]) => (row.used ? share(row.used) : "–"), right: true, help: "Of the arithmetic or of the memory of the device, whichever is nearer" }] : []),
             { title: "module", key: (row) => row.module, show: (row) => row.module || "–" },
-            { title: "source line", key: (row) => row.source, show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
+            { title: "source line", key: (row) => row.source, full: (row) => row.source || "–", show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
           ]}
         />
       </section>

@@ -50,6 +50,8 @@ const peakOf = (run: RunView) => Math.max(run.predicted?.peak_bytes ?? 0, run.me
 const bestPeak = (run: RunView) => run.measured?.peak_bytes ?? run.predicted?.peak_bytes ?? null;
 const bestSeconds = (run: RunView, other: RunView) => (run.measured?.seconds != null && (other === run || other.measured?.seconds != null) ? run.measured.seconds : run.predicted?.seconds ?? null);
 
+const listed = (...parts: (string | false | 0 | null | undefined)[]) => parts.filter(Boolean).join("; ");
+
 export function Memory(props: { report: Report; run: RunView; axis: Axis; most: number; long: number; side: "before" | "after"; budget: number | null; look: Shown["look"]; cost: string }) {
   const { report, run, axis, side } = props;
   const { moments, curve } = run;
@@ -104,6 +106,8 @@ function measuredText(run: RunView, k: number): string {
 function Cards({ before, after, report }: Shown) {
   const several = before !== after;
   const peak = [bestPeak(before), bestPeak(after)], time = [bestSeconds(before, after), bestSeconds(after, before)];
+  // eager PyTorch was measured in turns with each plan: the pair counts, and not the first of several
+  if (several && before.check === null && before.measured && after.measured && after.eager?.seconds != null) time[0] = after.eager.seconds;
   const cost = report.steps[after.step]?.origin ?? "";
   const measuredPeaks = before.measured?.peak_bytes != null && after.measured?.peak_bytes != null;
   const measuredTimes = before.measured?.seconds != null && after.measured?.seconds != null;
@@ -114,7 +118,7 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="peak">
         <div class="what">Peak memory, {after.measured?.peak_bytes != null ? (measuredPeaks || !several ? "measured" : "predicted, then measured") : "predicted"}</div>
         <div class="big">{several ? `${bytes(peak[0])} → ${bytes(peak[1])}` : bytes(peak[1])}</div>
-        <div class="what">{several && peak[0] && peak[1] !== null ? `${change(peak[1] / peak[0] - 1)}; ` : ""}{after.measured?.peak_bytes != null && after.predicted?.peak_bytes != null ? `predicted ${bytes(after.predicted.peak_bytes)}, off by ${share(Math.abs(after.predicted.peak_bytes / after.measured.peak_bytes - 1))}` : ""}</div>
+        <div class="what">{listed(several && peak[0] && peak[1] !== null && change(peak[1] / peak[0] - 1), after.measured?.peak_bytes && after.predicted?.peak_bytes != null && `predicted ${bytes(after.predicted.peak_bytes)}, off by ${share(Math.abs(after.predicted.peak_bytes / after.measured.peak_bytes - 1))}`)}</div>
       </div>
       <div class="card" data-card="budget">
         <div class="what">Budget</div>
@@ -124,7 +128,7 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="time">
         <div class="what">Time of a step, {measuredTimes || (!several && after.measured?.seconds != null) ? "measured" : cost === "measured" ? "sum of measured operators" : cost ? `${cost} costs` : "predicted"}</div>
         <div class="big">{several ? `${seconds(time[0], cost)} → ${seconds(time[1], cost)}` : seconds(time[1], cost)}</div>
-        <div class="what">{several && time[0] && time[1] !== null ? `${change(time[1] / time[0] - 1)}; ` : ""}{after.proof ? `predicted ${change(after.proof.overhead)}${after.proof.bound_overhead !== null ? `, no plan below ${change(after.proof.bound_overhead)}` : ""}` : ""}</div>
+        <div class="what">{listed(several && time[0] && time[1] !== null && change(time[1] / time[0] - 1), after.proof && (measuredTimes || !several) && `predicted ${change(after.proof.overhead)}`, after.proof && after.proof.bound_overhead !== null && `no plan below ${change(after.proof.bound_overhead)}`)}</div>
       </div>
       <div class="card" data-card="gradients">
         <div class="what">Loss, gradients, buffers</div>

@@ -36,7 +36,7 @@ export function Peak({ report, run, which, moment, look }: Shown) {
           { title: "bytes", key: (row) => row.bytes, show: (row) => bytes(row.bytes), right: true },
           { title: "share", key: (row) => row.bytes, show: (row) => <><Meter part={row.bytes / total} of={row.role} /> {share(row.bytes / total)}</> },
           { title: "tensor", key: (row) => row.name, wide: true },
-          { title: "source line", key: (row) => row.source, show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
+          { title: "source line", key: (row) => row.source, full: (row) => row.source || "–", show: (row) => <span title={row.source}>{tail(row.source, 42) || "–"}</span> },
           { title: "module", key: (row) => row.module, show: (row) => row.module || "–" },
           { title: "role", key: (row) => row.role, show: (row) => <Tag of={row.role} /> },
           { title: "shape", key: (row) => row.shape, show: (row) => row.shape || "–" },

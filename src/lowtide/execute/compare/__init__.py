@@ -3,5 +3,5 @@
 Takes a function and a Program, a plan or a way to cut; gives what ``lowtide run``, ``profile`` and ``tile``
 show.
 
-From outside: ``compare``, ``graphs``, ``profile``, ``tiles``, ``watch``.
+From outside: ``compare``, ``graphs``, ``profile``, ``shards``, ``tiles``, ``watch``.
 """

@@ -274,7 +274,7 @@ def compare(
     with_answers(attempt)
     compiled = ways[-1]
     if not made:
-        raise CaptureError("the step runs no operator on a tensor: there is nothing to compare")
+        raise CaptureError("the step runs no operator on a tensor: pass its tensors as arguments")
     interpreter = made[-1]
     graph, program = with_state(interpreter.joint.graph, subject.state()), interpreter.program
     planned = _Way(compiled, interpreter=interpreter)

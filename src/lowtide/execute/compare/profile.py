@@ -185,7 +185,10 @@ def _compiled(function: Callable[..., Any], example: Sequence[Any], trains: bool
 
     with_answers(attempt)
     if len(made) != 1:
-        raise CaptureError(f"the step was captured in {len(made)} pieces; it must be one function of tensors")
+        raise CaptureError(
+            f"the step was captured in {len(made)} pieces; take out what breaks the graph: "
+            "`lowtide.fit(..., fullgraph=True)` names the line"
+        )
 
     def run(marker: Marker | None) -> None:
         made[0].marker = marker
@@ -206,11 +209,16 @@ def _gradients(wanted: bool) -> contextlib.AbstractContextManager[None]:
 def _check_loss(joint: Joint) -> None:
     """Refuse what has no backward pass of its own, before anything runs."""
     if not joint.tangents:
-        raise RunError("the loss does not depend on any parameter: there is no backward pass")
+        raise RunError(
+            "the loss does not depend on any parameter: there is no backward pass; look for detach "
+            "and no_grad"
+        )
     results = [joint.values[t] for t in joint.tangents]
     if len(results) > 1:
         what = " and ".join(f"a tensor of shape {tuple(one.shape)}" for one in results)
-        raise RunError(f"the loss must be a single number to have a backward pass; it is {what}")
+        raise RunError(
+            f"the loss must be a single number to have a backward pass; it is {what}; return that number"
+        )
     check_number(tuple(results[0].shape), results[0].dtype)
 
 

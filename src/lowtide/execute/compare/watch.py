@@ -212,7 +212,7 @@ def watch(
     has none, every allocation of the calling thread is recorded, which slows small operators down.
     """
     if not 0 < warn_at <= 1:
-        raise PlanError(f"warn_at is a share of the budget, more than 0 and at most 1, and not {warn_at}")
+        raise PlanError(f"give warn_at as a share of the budget, more than 0 and at most 1, not {warn_at}")
     place = torch.device(device) if device is not None else None
     return Watch(step_or_budget, warn_at=warn_at, device=place)
 

@@ -209,7 +209,7 @@ class Unplanned(FirstCall):
             chosen = self._program(joint)
             said.append(frozenset(chosen.split))
             if said[-1] and said[-1] != self._split:
-                raise PlanError("the program is of the step with other convolutions split")
+                raise PlanError("the program is of the step with other convolutions split; plan again")
             return chosen
 
         try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from lowtide.execute.compile.verify import Verification
 from lowtide.execute.graphs.room import reserve, with_pages
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
+from lowtide.execute.memory.reserved import tried_within
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.splitting import NotFaster, Splitting, in_less_time, marked
@@ -29,6 +31,7 @@ from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, pinned_leaves
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import (
+    beside_tiles,
     cut_as_it_runs,
     good_without_tiles,
     in_tiles,
@@ -161,7 +164,7 @@ class Planned(FirstCall):
         state = self._state()
         self._planned_for = layout(state)
         room = Room([*arguments, *state])
-        reserve(room, self._request.graphs, arguments, self.leaves)
+        reserve(room, self._request, arguments, self.leaves)
         program = self._to_measure(arguments, room, state)
         measuring = self.compiled(arguments, program, made.append)
         joint = made[0].joint
@@ -209,7 +212,9 @@ class Planned(FirstCall):
         self._made(plan, arguments)
         again = self._verified(plan, room, joint, arguments)
         seen = again is None and self._fits and loop_of(plan.program) is None  # all its operators ran before
-        return ready if seen or self.rehearsed(ready, made[-1], arguments, witness, again) else None
+        once = partial(self.rehearsed, ready, made[-1], arguments, witness)
+        again, seen = None, seen or once(again)
+        return ready if seen and tried_within(self._request.reserved, device, once) else None
 
     def _as_for_others(self, request: PlanRequest) -> PlanRequest:
         """What is asked for: a share is no less than it was for other shapes of the function."""
@@ -302,7 +307,7 @@ class Planned(FirstCall):
         began = time.monotonic()
         try:
             assert self._planner is not None
-            whole = self._planner.plan(run, self._shorter())
+            whole = self._planner.plan(run, beside_tiles(self._request))
             plain, budget = whole.plain, whole.budget_bytes
         except InfeasibleError as error:
             if not request.tiles:
@@ -379,12 +384,6 @@ class Planned(FirstCall):
             state,
         )
 
-    def _shorter(self) -> PlanRequest:
-        """What is asked for without tiles, where they may be looked for beside it."""
-        request = self._request
-        share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
-        return request.within(share * request.limits.time_limit)
-
     def _to_measure(
         self, arguments: Sequence[Any], room: Room, state: Sequence[torch.Tensor]
     ) -> Callable[[Joint], Program]:
@@ -393,7 +392,7 @@ class Planned(FirstCall):
         def program(joint: Joint) -> Program:
             others, pinned = self.family.plans.others(arguments), pinned_leaves(joint, arguments, state)
             self._planner = StepPlanner(joint, room, state=state, pinned=pinned, others=others)
-            found = self._planner.to_measure(self._shorter())
+            found = self._planner.to_measure(beside_tiles(self._request))
             self._fits = found is not None
             return marked(found or store_all(joint.graph), self._split)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import CellType
 from typing import Any
 
@@ -13,10 +13,20 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from lowtide.errors import CaptureError, LowtideError, RunError
-from lowtide.torch_internals import BackendCompilerFailed, TorchDynamoException
+from lowtide.torch_internals import BackendCompilerFailed, TorchDynamoException, storage_id, tree_leaves
 from lowtide.trace.refusal import translated, users_line
 
-__all__ = ["check_loss", "check_number", "in_the_users_terms", "modules_in", "too_large", "users_step"]
+__all__ = [
+    "all_leaves",
+    "check_loss",
+    "check_number",
+    "in_the_users_terms",
+    "is_given",
+    "modules_in",
+    "tensors_of",
+    "too_large",
+    "users_step",
+]
 
 
 @contextlib.contextmanager
@@ -88,16 +98,41 @@ def modules_in(*values: Any) -> list[nn.Module]:
     return list(found.values())
 
 
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """Tensors among these values."""
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def all_leaves(*values: Any) -> list[torch.Tensor]:
+    """Tensors among these values, and parameters of the modules there."""
+    parameters = (p for module in modules_in(*values) for p in module.parameters())
+    return [*tensors_of(values), *parameters]
+
+
 _EMPTY = CellType()
+
+
+def is_given(tensor: torch.Tensor, function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Whether a tensor is an argument of a call, or a buffer, or on the memory of one."""
+    modules = modules_in(function, *args, *keywords.values())
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    given = [one for one in (*tree_leaves((args, keywords)), *buffers) if isinstance(one, torch.Tensor)]
+    return any(one.layout is torch.strided and storage_id(one) == storage_id(tensor) for one in given)
 
 
 def check_loss(result: Any) -> None:
     """Refuse what has no backward pass of its own; a tensor, or anything else that a function may return."""
     if not isinstance(result, torch.Tensor):
-        raise RunError(f"the loss must be a tensor to have a backward pass; it is a {type(result).__name__}")
+        raise RunError(
+            f"the loss must be a tensor to have a backward pass; it is a "
+            f"{type(result).__name__}; return the loss itself"
+        )
     check_number(tuple(result.shape), result.dtype)
     if not result.requires_grad:
-        raise RunError("the loss does not depend on any parameter: there is no backward pass")
+        raise RunError(
+            "the loss does not depend on any parameter: there is no backward pass; look for detach "
+            "and no_grad"
+        )
 
 
 def check_number(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -109,7 +144,10 @@ def check_number(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         )
     if not dtype.is_floating_point:
         kind = str(dtype).removeprefix("torch.")
-        raise RunError(f"the loss must be a real number to have a backward pass; it is of type {kind}")
+        raise RunError(
+            f"the loss must be a real number to have a backward pass; it is of type {kind}; "
+            "return one that is computed from floating-point values"
+        )
 
 
 def _said(error: BaseException) -> str:

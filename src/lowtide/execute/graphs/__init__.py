@@ -8,6 +8,7 @@ pages of memory put behind the addresses: two of them share a page where they ar
 - ``driver.py``: addresses and pages, by CUDA's driver.
 - ``segments.py``: has PyTorch's allocator take its addresses there; compiled in ``_segments.c``.
 - ``recorder.py``: what lives how long while a part is captured.
+- ``operator_parts.py``: operators that are captured in parts.
 - ``part.py``: one captured part.
 - ``beside.py``: copies to the host and random numbers of a captured part.
 - ``stopwatch.py``: whether graphs are faster.

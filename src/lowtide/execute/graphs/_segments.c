@@ -2,7 +2,11 @@
  *
  * PyTorch asks it for segments while a CUDA graph is captured. No address is given away twice, and none is taken
  * back. Pages are: `give` says that what lies on them is dead, and they are put behind later addresses too. One
- * capture at a time uses it; `hand_out` says which addresses and which pages there are. */
+ * capture at a time uses it; `hand_out` says which addresses and which pages there are.
+ *
+ * Where there are too few pages, a page that is in use is put behind the address as well, and `lacking` tells.
+ * Nothing runs while a graph is captured, and this one will not be used. Refusing would be heard: a library may
+ * choose another algorithm for good, with less memory and other bits. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -30,7 +34,7 @@ typedef struct {
 
 static struct {
     Memory *memory;
-    uint64_t base, size, taken, most;
+    uint64_t base, size, taken, most, lacking;
 } now;
 
 static int (*create)(uint64_t *, size_t, const Properties *, unsigned long long);
@@ -51,22 +55,35 @@ static int load_driver(void) {
     return create && release && map && unmap && set_access;
 }
 
-/* A page that nobody uses, or a new one: its number, or -1. */
-static int64_t next_page(Memory *m) {
-    if (m->unused) return m->free[--m->unused];
+/* One more page: its number, or -1. */
+static int64_t new_page(Memory *m) {
     if (m->pages >= now.most) return -1;
     if (m->pages == m->room) {
         size_t room = m->room ? 2 * m->room : 1024;
         uint64_t *handles = realloc(m->handles, room * sizeof *handles);
         if (handles) m->handles = handles;
-        uint32_t *unused = handles ? realloc(m->free, room * sizeof *unused) : NULL;
-        if (!unused) return -1;
-        m->free = unused;
+        uint32_t *pages = handles ? realloc(m->free, room * sizeof *pages) : NULL;
+        if (!pages) return -1;
+        m->free = pages;
         m->room = room;
     }
     Properties wanted = {PINNED, 0, {ON_DEVICE, m->device}, NULL, {0}};
     if (create(&m->handles[m->pages], PAGE, &wanted, 0)) return -1;
     return (int64_t)m->pages++;
+}
+
+/* A page that nobody uses, or a new one, or any: its number; -1 where there is none at all. */
+static int64_t next_page(Memory *m) {
+    if (m->unused) return m->free[--m->unused];
+    int64_t page = new_page(m);
+    if (page >= 0 || !m->pages) return page;
+    now.lacking++;
+    return 0;
+}
+
+/* Nobody uses a page; once some were lacking, it may have been put behind several addresses. */
+static void unused(Memory *m, uint32_t page) {
+    if (!now.lacking) m->free[m->unused++] = page;
 }
 
 static int noted(Memory *m, uint32_t page) {
@@ -89,18 +106,18 @@ static int put_behind(Memory *m, uint64_t address, uint64_t bytes) {
         int64_t page = next_page(m);
         if (page < 0) break;
         if (!noted(m, (uint32_t)page)) {
-            m->free[m->unused++] = (uint32_t)page;
+            unused(m, (uint32_t)page);
             break;
         }
         if (map(address + at, PAGE, 0, m->handles[page], 0)) {
-            m->free[m->unused++] = m->log[--m->logged];
+            unused(m, m->log[--m->logged]);
             break;
         }
     }
     Access access = {{ON_DEVICE, m->device}, READ_AND_WRITE};
     if (at == bytes && !set_access(address, bytes, &access, 1)) return 1;
     if (at) unmap(address, at);
-    while (m->logged > before) m->free[m->unused++] = m->log[--m->logged];
+    while (m->logged > before) unused(m, m->log[--m->logged]);
     return 0;
 }
 
@@ -145,7 +162,7 @@ static PyObject *hand_out(PyObject *self, PyObject *args) {
     Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
     if (!m) return NULL;
     now.memory = m;
-    now.base = base; now.size = size; now.taken = taken; now.most = most;
+    now.base = base; now.size = size; now.taken = taken; now.most = most; now.lacking = 0;
     m->logged = 0;
     Py_RETURN_NONE;
 }
@@ -153,6 +170,11 @@ static PyObject *hand_out(PyObject *self, PyObject *args) {
 static PyObject *taken_bytes(PyObject *self, PyObject *none) {
     (void)self; (void)none;
     return PyLong_FromUnsignedLongLong(now.taken);
+}
+
+static PyObject *lacking(PyObject *self, PyObject *none) {
+    (void)self; (void)none;
+    return PyLong_FromUnsignedLongLong(now.lacking);
 }
 
 static PyObject *pages(PyObject *self, PyObject *capsule) {
@@ -195,6 +217,7 @@ static PyMethodDef methods[] = {
     {"hand_out", hand_out, METH_VARARGS,
      "hand_out(memory, base, size, taken, most): addresses behind those taken, and pages, so many at most"},
     {"taken", taken_bytes, METH_NOARGS, "taken() -> bytes from the base on that were handed out"},
+    {"lacking", lacking, METH_NOARGS, "lacking() -> pages that were missing since addresses are handed out"},
     {"pages", pages, METH_O, "pages(memory) -> how many it has"},
     {"logged", logged, METH_O, "logged(memory) -> numbers of the pages behind what was taken since the last call"},
     {"give", give, METH_VARARGS, "give(memory, pages, all): nobody uses these; or these are all that nobody uses"},

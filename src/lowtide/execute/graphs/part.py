@@ -27,6 +27,7 @@ from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
 from lowtide.execute.graphs.segments import Pages
 from lowtide.execute.graphs.stopwatch import Stopwatch
+from lowtide.execute.memory import reserved
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.trace.step.group import Group
@@ -83,9 +84,14 @@ class Value:
 class Tape:
     """Forward and backward, captured one after the other, in memory that only they use while they run."""
 
-    def __init__(self, pages: Pages, graph_pool: Any, held: Collection[int], most: int) -> None:
-        """``held`` are pages that hold something for users; so many bytes of them are there at ``most``."""
-        self._pages, self._graph_pool, self._most = pages, graph_pool, most
+    def __init__(
+        self, pages: Pages, graph_pool: Any, held: Collection[int], most: int, *, libraries: bool = True
+    ) -> None:
+        """``held`` are pages that hold something for users; so many bytes of them are there at ``most``.
+
+        ``libraries`` says whether those for matrices take part.
+        """
+        self._pages, self._graph_pool, self._most, self._libraries = pages, graph_pool, most, libraries
         pages.give_all_but(held)
         self.addresses = Addresses()
         self._lifetimes = Lifetimes(pages.give)
@@ -114,7 +120,9 @@ class Tape:
         for one in generators:
             graph.register_generator_state(one)
         index = self._pages.index
-        with _CAPTURES, _capturing(torch.device("cuda", index), index, self._graph_pool):
+        device = torch.device("cuda", index)
+        reserved.lift(index)
+        with _CAPTURES, _capturing(device, index, self._graph_pool, libraries=self._libraries):
             self._pages.hand_out(self.addresses, self._already, self._most)
             recorder = Recorder(
                 self._pages, self._graph_pool, self.addresses.base, self._lifetimes, self._alive, large
@@ -168,6 +176,7 @@ class Tape:
         self._alive.clear()
         gc.collect()
         torch.cuda.empty_cache()
+        reserved.settle(self._pages.index)
 
     def close(self) -> None:
         """Give the memory back, but for what somebody holds."""
@@ -193,11 +202,17 @@ class Tapes:
     def __init__(self) -> None:
         self._pages: Pages | None = None
         self._graph_pool: Any = None
+        self._libraries = False
+        """Whether those for matrices take part, as far as that was seen."""
 
     @property
     def size(self) -> int:
         """Bytes of the memory."""
         return 0 if self._pages is None else self._pages.size
+
+    def watched(self) -> None:
+        """A step is going to run that tells what graphs of it need: have libraries hold nothing before."""
+        free_library_workspaces()
 
     def sizes(self, device: torch.device) -> Sizes:
         """Sees which operators allocate much."""
@@ -220,19 +235,23 @@ class Tapes:
         """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
         if self._pages is None:
             cuda: Any = torch.cuda
+            before = cuda.memory_allocated(device)
             free_library_workspaces()  # they take as much for the stream that is captured
+            self._libraries |= cuda.memory_allocated(device) != before
             self._pages, self._graph_pool = Pages(device), cuda.graph_pool_handle()
             allocate_to_pool(self._pages.index, self._graph_pool)  # it is there as long as this
             stop_allocating_to_pool(self._pages.index, self._graph_pool, captured=True)
-        return Tape(self._pages, self._graph_pool, held, most)
+        return Tape(self._pages, self._graph_pool, held, most, libraries=self._libraries)
 
     def forget(self) -> None:
         """Have no memory; pages that are still behind addresses stay as long as those."""
         if self._pages is not None:
-            release_pool(self._pages.index, self._graph_pool)
+            index = self._pages.index
+            release_pool(index, self._graph_pool)
             self._pages = None
             free_library_workspaces()  # those of the stream that was captured lie in its pool
             torch.cuda.empty_cache()
+            reserved.settle(index)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # as where the process ends
@@ -247,8 +266,8 @@ def _stream(device: torch.device) -> Any:
 
 
 @contextlib.contextmanager
-def _capturing(device: torch.device, index: int, graph_pool: Any) -> Iterator[None]:
-    """Capture on a stream for which libraries have what they keep, in the pool of the graph."""
+def _capturing(device: torch.device, index: int, graph_pool: Any, *, libraries: bool) -> Iterator[None]:
+    """Capture on a stream for which ``libraries`` have what they keep, in the pool of the graph."""
     cuda: Any = torch.cuda
     cuda.synchronize(device)
     cuda.empty_cache()  # the pages need it
@@ -256,7 +275,7 @@ def _capturing(device: torch.device, index: int, graph_pool: Any) -> Iterator[No
     with cuda.stream(stream):
         allocate_to_pool(index, graph_pool)
         try:
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16) if libraries else ():
                 matrix = torch.zeros(64, 64, dtype=dtype, device=device)
                 torch.addmm(matrix[0], matrix, matrix.mm(matrix))
                 del matrix

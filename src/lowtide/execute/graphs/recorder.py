@@ -20,9 +20,12 @@ from lowtide.device_internals import (
     stop_allocating_to_pool,
 )
 from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.operator_parts import OperatorParts, parts_of
 from lowtide.execute.graphs.pages import PAGE, SMALL, Lifetimes, pages_of
+from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 from lowtide.trace.step.group import Group
+from lowtide.units import format_bytes
 
 __all__ = ["Alive", "Recorder", "Sizes"]
 
@@ -44,7 +47,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = kwargs or {}
         if not self._counts(args, given):
             return func(*args, **given)
-        return self._numbered(lambda: func(*args, **given))
+        return self._numbered(lambda: func(*args, **given), parts_of(func, args, given))
 
     def _counts(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether an operator is one of the device; whether offload takes memory of the host may change."""
@@ -66,18 +69,18 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for group in listed:
                 group.measured = None
 
-    def _numbered(self, call: Callable[[], Any]) -> Any:
+    def _numbered(self, call: Callable[[], Any], parts: OperatorParts | None = None) -> Any:
         if self._inside:  # of a group
             return call()
         self._number += 1
         self._inside = True
         try:
-            return self.operator(self._number, call)
+            return self.operator(self._number, call, parts)
         finally:
             self._inside = False
 
-    def operator(self, number: int, call: Callable[[], Any]) -> Any:
-        """Call an operator."""
+    def operator(self, number: int, call: Callable[[], Any], parts: OperatorParts | None) -> Any:
+        """Call an operator, as a whole or in parts."""
         raise NotImplementedError
 
 
@@ -89,7 +92,7 @@ class Sizes(_Operators):  # type: ignore[no-untyped-call]
         self._device = device
         self.large: set[int] = set()
 
-    def operator(self, number: int, call: Callable[[], Any]) -> Any:
+    def operator(self, number: int, call: Callable[[], Any], _parts: OperatorParts | None) -> Any:
         """Call it, and count."""
         before = large_allocations(self._device)
         result = call()
@@ -127,14 +130,27 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
         self.pools: list[Any] = []
         """Hold them until nothing is captured any more."""
 
-    def operator(self, number: int, call: Callable[[], Any]) -> Any:
-        """Call it; what it leaves behind is remembered."""
+    def operator(self, number: int, call: Callable[[], Any], parts: OperatorParts | None) -> Any:
+        """Call it; what it leaves behind is remembered.
+
+        What it frees before it ends is not taken again, so it is called in parts where it has any.
+        """
         if number not in self._large:
             return call()
+        if parts is None:
+            return self._alone(call)
+        return parts.together([self._alone(one) for one in parts.calls])
+
+    def _alone(self, call: Callable[[], Any]) -> Any:
+        """Call it with a pool of its own."""
         self._bury()  # before: what it reads must not lie where it writes
         before = segments.taken()
         with self._own_pool():
             result = call()
+        if missing := segments.lacking():
+            raise CannotCaptureError(
+                f"they need {format_bytes(missing)} more than the budget leaves for them"
+            )
         return self._left(result, before, segments.taken())
 
     @contextmanager

@@ -180,6 +180,7 @@ class Replay:
         device = _device(arguments)
         sizes = self._made.sizes(device)
         if self._beside is None:
+            self._made.watched()
             self._beside = self._made.beside(self._interpreter, device)
         with sizes.watching(self._groups), self._beside.watching(part):
             found = run(arguments)

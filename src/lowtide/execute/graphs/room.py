@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from lowtide.errors import InfeasibleError
 from lowtide.execute.graphs.pages import PAGE, SMALL
 from lowtide.execute.memory.device import Room
+from lowtide.execute.memory.reserved import refuse_elsewhere
 from lowtide.graph import RESIDENT_ROLES, Graph, Role
 from lowtide.plan.program.instructions import Body, Program
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Leaf
 
@@ -27,9 +29,11 @@ _PLANS = 3
 """A step is planned so many times at most, each time with more left for pages."""
 
 
-def reserve(room: Room, how: str, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> None:
+def reserve(room: Room, request: PlanRequest, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> None:
     """Leave memory of a device alone for graphs of a step, where they are asked for."""
-    if how == "off" or room.device.type != "cuda":
+    refuse_elsewhere(request.reserved, room.device)
+    room.counts_reserved = bool(request.reserved)
+    if request.graphs == "off" or room.device.type != "cuda":
         return
     pairs = zip(arguments, leaves, strict=False)
     batch = [one for one, leaf in pairs if isinstance(one, torch.Tensor) and leaf.role is Role.INPUT]
@@ -39,7 +43,13 @@ def reserve(room: Room, how: str, arguments: Sequence[Any], leaves: Sequence[Lea
 
 def with_pages(made: Callable[[], Plan], room: Room) -> Plan:
     """A plan beside which the pages of its graphs fit; where there is none, one without graphs."""
-    plan = made()
+    try:
+        plan = made()
+    except InfeasibleError:
+        if not room.graph_bytes:
+            raise
+        room.graph_bytes = room.page_bytes = 0
+        plan = made()
     for _ in range(_PLANS if room.page_bytes else 0):
         missing = lost_in_pages(plan) + _WHILE_IT_RUNS - room.page_bytes
         if missing <= 0:

@@ -11,13 +11,14 @@ import torch
 
 from lowtide.execute.graphs.driver import Addresses
 from lowtide.execute.graphs.pages import PAGE
+from lowtide.execute.memory import reserved
 
 try:
     from lowtide.execute.graphs import _segments
 except ImportError:  # no compiler where it was installed
     _segments = None  # type: ignore[assignment]
 
-__all__ = ["Pages", "available", "pool", "taken"]
+__all__ = ["Pages", "available", "lacking", "pool", "taken"]
 
 _NUMBERS = "I"
 
@@ -44,12 +45,18 @@ def taken() -> int:
     return _segments.taken()
 
 
+def lacking() -> int:
+    """Bytes that were asked for without a page being left; what was captured then cannot be used."""
+    return PAGE * _segments.lacking()
+
+
 class Pages:
     """Pages of memory on a device, by their numbers. They are freed with it, once no address has them."""
 
     def __init__(self, device: torch.device) -> None:
         self.index: int = torch.cuda.current_device() if device.index is None else device.index
         self._memory = _segments.new_memory(self.index)
+        reserved.count(self)
 
     @property
     def size(self) -> int:

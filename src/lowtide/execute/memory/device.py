@@ -35,6 +35,8 @@ class Room:
         """What is left alone on a CUDA device for graphs of the step."""
         self.page_bytes = 0
         """The part of it that is for pages that are not full."""
+        self.counts_reserved = False
+        """Whether what PyTorch's allocator has reserved counts outside of the step, not what is allocated."""
         self.between_bytes = 0
         """What others need between forward and backward of the step."""
 
@@ -43,9 +45,12 @@ class Room:
         if self.device.type != "cuda":
             return 0
         self._settled()
-        return (
-            max(0, torch.cuda.memory_allocated(self.device) - self.argument_bytes) + _LATER + self.graph_bytes
-        )
+        if self.counts_reserved:
+            torch.cuda.empty_cache()
+            there = torch.cuda.memory_reserved(self.device)
+        else:
+            there = torch.cuda.memory_allocated(self.device)
+        return max(0, there - self.argument_bytes) + _LATER + self.graph_bytes
 
     def allocated_bytes(self) -> int:
         """What is allocated on a CUDA device, the arguments included; 0 on the host."""

@@ -22,7 +22,7 @@ def check_optimizer(optimizer: Any, offload: Sequence[str]) -> None:
         kind = type(optimizer).__name__
         raise PlanError(f"optimizer={kind}: give the torch.optim.Optimizer whose state is on the device")
     if optimizer is None and "optimizer" in offload:
-        raise PlanError("offload='optimizer' needs the optimiser itself: optimizer=opt")
+        raise PlanError("offload='optimizer' needs the optimiser itself: pass optimizer=opt")
 
 
 def state_of(

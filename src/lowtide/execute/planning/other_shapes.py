@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from lowtide.errors import PlanError
+from lowtide.errors import CaptureError, PlanError
 from lowtide.graph import Graph
 from lowtide.plan.make.other_sizes import AS_FOR_ANOTHER, alike
 from lowtide.plan.result.plan import Plan
 
-__all__ = ["NO_OTHERS", "Bucket", "OtherShapes", "ShapePlans", "parse_bucket"]
+__all__ = ["NO_OTHERS", "Bucket", "OtherShapes", "ShapePlans", "parse_bucket", "parse_examples"]
 
 Bucket = int | tuple[int, ...] | None
 """Sizes are rounded up to multiples of a number, or to the next of some; None: found from the sizes."""
@@ -29,6 +29,16 @@ _NEAREST = 2
 """So many of them are tried for a new shape."""
 _KEPT = 16
 """Plans that are kept to plan other shapes with."""
+
+
+def parse_examples(value: Any) -> list[Sequence[Any]]:
+    """The arguments of further calls, as users give them."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, list | tuple) for one in value):
+        raise CaptureError(
+            "examples: give the arguments of each further call in a tuple, such as "
+            "examples=[(model, batch), (model, longer_batch)]"
+        )
+    return list(value)
 
 
 def parse_bucket(value: Any) -> Bucket:

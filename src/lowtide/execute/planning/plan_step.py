@@ -146,8 +146,8 @@ class StepPlanner:
         limit = request.limits.time_limit
         left = max((1 - time_shares.MEASURING) * limit, limit - (time.monotonic() - began))
 
-        def made(asked: PlanRequest) -> Plan:
-            place = room if "offload" in asked.methods else replace(room, link=None)
+        def tried(asked: PlanRequest) -> Plan:
+            place = replace(room, link=link_of(self._device) if "offload" in asked.methods else None)
             try:
                 return make_plan(graph, costs, asked.within(left), place, able=able)
             except InfeasibleError as error:
@@ -158,9 +158,9 @@ class StepPlanner:
             if plan is not None and not plan.interrupted:
                 kept.store(plan)
         if plan is None or (optional and not fits_host(graph, plan.program)):
-            plan = made(request)
+            plan = _or_by_all(tried, request, graph)
             if optional and not fits_host(graph, plan.program):
-                plan = made(request.without("offload"))
+                plan = tried(request.without("offload"))
             if plan.interrupted:
                 warn_interrupted()
             elif not smallest:
@@ -242,6 +242,19 @@ class StepPlanner:
 
     def _kept(self, request: PlanRequest, room: DeviceRoom) -> Kept:
         return Kept(self._graph, self._able, request, self._device, room)
+
+
+def _or_by_all(tried: Callable[[PlanRequest], Plan], request: PlanRequest, graph: Graph) -> Plan:
+    """What is found by the usual methods; where nothing is, by those too that are tried last."""
+    try:
+        return tried(request)
+    except InfeasibleError:
+        if request.as_last is None:
+            raise
+        plan = tried(request.as_last)
+        if not fits_host(graph, plan.program):
+            raise
+        return plan
 
 
 def measurable(

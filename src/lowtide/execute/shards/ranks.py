@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,29 +17,33 @@ from typing import Any
 import torch
 
 from lowtide.errors import RunError
+from lowtide.execute.shards.faults import found_out, read_verdict, where_is
 
 __all__ = ["on_ranks", "one_of_several"]
 
 _POLL = 0.05
 _LINES = 3
+_HOST = "127.0.0.1"
 
 
 def on_ranks(module: str, arguments: Sequence[str], devices: int, seconds: float) -> None:
-    """Run ``python -m module arguments... STORE RANK DEVICES`` once a device, on this machine.
+    """Run ``python -m module arguments... PORT RANK DEVICES`` once a device, on this machine.
 
-    If one fails or all take longer, the others are ended, and a RunError names it with its last words.
+    They meet in a store at this port, which outlives them. If one fails or all take longer, the others are
+    ended, and a RunError names it with the operator that it was at and its last words.
     """
+    store = _distributed().TCPStore(_HOST, 0, None, True, timedelta(seconds=seconds), wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         running: list[tuple[subprocess.Popen[bytes], Path]] = []
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
             for rank in range(devices):
                 log = Path(folder, f"rank{rank}")
-                words = [*arguments, str(Path(folder, "store")), str(rank), str(devices)]
+                words = [*arguments, str(store.port), str(rank), str(devices)]
                 with log.open("wb") as out:
                     call = [sys.executable, "-W", "ignore", "-m", module, *words]
                     running.append((subprocess.Popen(call, stdout=out, stderr=out, env=environment), log))
-            _wait(running, seconds)
+            _wait(running, seconds, store)
         finally:
             for one, _ in running:
                 if one.poll() is None:
@@ -46,25 +51,38 @@ def on_ranks(module: str, arguments: Sequence[str], devices: int, seconds: float
                 one.wait()
 
 
-def _wait(running: Sequence[tuple[subprocess.Popen[bytes], Path]], seconds: float) -> None:
+def _wait(running: Sequence[tuple[subprocess.Popen[bytes], Path]], seconds: float, store: Any) -> None:
     """Return once all have ended well."""
     until = time.monotonic() + seconds
     while True:
         codes = [one.poll() for one, _ in running]
         failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
         if failed:
+            known = read_verdict(store)
+            if known:
+                raise RunError(known)
+            # one that was killed rather than one that lost it
+            rank = min(failed, key=lambda k: (codes[k] or 0) > 0)
+            ended, where = _ended(codes[rank] or 0), where_is(store, rank)
+            at = f", {where}" if where else ""
             raise RunError(
-                f"rank {failed[0]} has ended with {codes[failed[0]]}: {_said(running[failed[0]][1])}"
+                f"rank {rank} has {ended}{at}: {_said(running[rank][1])}; see "
+                "whether `lowtide run TARGET` works on one device"
             )
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > until:
             late = [rank for rank, code in enumerate(codes) if code is None]
+            told = found_out(store, len(running)) if where_is(store, late[0]) else ""
             raise RunError(
                 f"rank {late[0]} has not ended after {seconds:.0f} s, nor have {len(late) - 1} others: "
-                f"{_said(running[late[0]][1])}; give more time, or a smaller step"
+                f"{told or _said(running[late[0]][1])}; give more time (--timeout), or a smaller step"
             )
         time.sleep(_POLL)
+
+
+def _ended(code: int) -> str:
+    return f"ended with {code}" if code > 0 else f"been killed ({signal.Signals(-code).name})"
 
 
 def _said(log: Path) -> str:
@@ -72,18 +90,23 @@ def _said(log: Path) -> str:
     return " / ".join(lines[-_LINES:]) or "it said nothing"
 
 
-@contextmanager
-def one_of_several(store: str, rank: int, devices: int, seconds: float) -> Iterator[None]:
-    """Inside, this process is one of several, on gloo; all leave together."""
+def _distributed() -> Any:
     distributed: Any = torch.distributed
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise RunError(
             "this torch has no gloo, by which processes of this machine talk; install another build"
         )
-    limit, where = timedelta(seconds=seconds), f"file://{store}"
-    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=devices, timeout=limit)
+    return distributed
+
+
+@contextmanager
+def one_of_several(port: int, rank: int, devices: int, seconds: float) -> Iterator[Any]:
+    """Inside, this process is one of several, on gloo; all leave together. Gives their store."""
+    distributed, limit = _distributed(), timedelta(seconds=seconds)
+    store = distributed.TCPStore(_HOST, port, None, False, limit)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=devices, timeout=limit)
     try:
-        yield
+        yield store
         distributed.barrier()
     finally:
         distributed.destroy_process_group()

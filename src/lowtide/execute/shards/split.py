@@ -1,112 +1,187 @@
-"""``split_step``: the part of a model and of its step that belongs to one process."""
+"""``split_step``: the part of a model and of its step that belongs to one process, and what it sends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from lowtide.errors import CaptureError
-from lowtide.execute.shards.wires import ProcessWire
-from lowtide.graph import Rect, Role
+from lowtide.execute.shards.meeting import Meeting
+from lowtide.execute.shards.meshes import Connected
+from lowtide.graph import Graph, Op, Rect, Role
 from lowtide.graph.shards import Shards
+from lowtide.plan.check.communication import Communication, check_communication, communications
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.distributed.exchange import gradient_summed
 from lowtide.trace.distributed.wires import connect
-from lowtide.trace.shards.local import LocalStep, local_step
+from lowtide.trace.shards.local import OPERATOR, LocalStep, local_step
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["SplitStep", "split_step"]
+__all__ = [
+    "SplitStep",
+    "at_path",
+    "copies_of",
+    "cut_model",
+    "fill_model",
+    "named_tensors",
+    "norm_of",
+    "proven_communications",
+    "split_step",
+]
 
 
 class SplitStep:
-    """What one process runs of a step: ``step(model, *parts(batch))`` gives the loss of the whole."""
+    """What one process runs of a step: ``step(model, *parts)`` gives the result of the whole."""
 
-    def __init__(self, joint: Joint, local: LocalStep, model: nn.Module) -> None:
-        self._local, self._graph = local, joint.graph
-        self.model = nn.Module()
-        """The parts of the model's parameters and buffers that this process holds, under the same names."""
+    def __init__(self, joint: Joint, local: LocalStep, wires: Sequence[str]) -> None:
+        self._local = local
         self._names: list[str | None] = []
         self.boxes: dict[str, Rect] = {}
-        """Which part of each."""
-        known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        """Which part of each parameter and buffer this process holds."""
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Those of the whole."""
+        self._summed: list[tuple[str, ...]] = []
         for place, t in enumerate(joint.inputs):
             assert t is not None
-            tensor, box = joint.graph.tensors[t], local.boxes[place]
+            tensor = joint.graph.tensors[t]
+            self._summed.append(tuple(wires[axis] for axis in local.summed.get(place, ())))
             if tensor.role is Role.INPUT:
                 self._names.append(None)
                 continue
-            value = known.get(tensor.label)
-            if value is None:
-                raise CaptureError(f"the model has no parameter or buffer {tensor.label!r}")
-            part = value.detach()[box.slices()].clone()
-            trained = joint.gradients[place] is not None
-            _put(self.model, tensor.label, nn.Parameter(part, trained) if value.requires_grad else part)
             self._names.append(tensor.label)
-            self.boxes[tensor.label] = box
+            self.boxes[tensor.label], self.shapes[tensor.label] = local.boxes[place], tensor.shape or ()
+        self.inputs = tuple(
+            (joint.graph.tensors[t].label, joint.graph.tensors[t].shape or (), local.boxes[place])
+            for place, t in enumerate(joint.inputs)
+            if t is not None and self._names[place] is None
+        )
+        """Tensors of the batch in the order in which the step takes them: name, shape, and the part of it."""
 
-    def sum_gradients(self, wires: Sequence[ProcessWire]) -> None:
-        """Have gradients added up over the processes that use a parameter for something of their own."""
+    @cached_property
+    def lines(self) -> dict[int, str]:
+        """The operator of each line of the code that this process runs, by which captured ones are known."""
+        labels = {node.name: node.meta.get(OPERATOR, "") for node in self._local.module.graph.nodes}
+        code = enumerate(self._local.module.code.splitlines(), 1)
+        named = {line: text.strip().partition(" = ")[0] for line, text in code}
+        return {line: labels[name] for line, name in named.items() if labels.get(name)}
 
-        def summed(gradient: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-            found = gradient.contiguous()
-            for axis in axes:
-                wires[axis].add_up(found)
-            return found
-
-        for place, axes in self._local.summed.items():
-            name = self._names[place]
-            if name is not None:
-                hook: Any = _at(self.model, name.split(".")).register_hook
-                hook(lambda gradient, axes=axes: summed(gradient, axes))
+    def label(self, graph: Graph, op: Op) -> str:
+        """What a communication of the captured step is for, in words."""
+        summed = graph.tensors[op.outputs[0]].gradient_of if op.outputs else None
+        if summed is not None:
+            return f"the gradient of {graph.tensors[summed].label}"
+        line = op.source.line if op.source is not None and op.source.file.startswith("<") else 0
+        return f"{self.lines.get(line) or op.label} ({op.phase.value})"
 
     @property
     def step(self) -> Callable[..., torch.Tensor]:
         """The loss from the model of this process and its parts of a batch."""
         module = self._local.module
         paths = [None if name is None else tuple(name.split(".")) for name in self._names]
+        summed = tuple(zip(paths, self._summed, strict=True))
 
         def step(model: nn.Module, *parts: torch.Tensor) -> torch.Tensor:
             given = iter(parts)
-            values = [next(given) if path is None else _at(model, path) for path in paths]
+            values = []
+            for path, wires in summed:
+                value = next(given) if path is None else _at(model, path)
+                values.append(gradient_summed(value, wires) if wires else value)
             found: torch.Tensor = module(*values)[0]
             return found
 
         return step
 
-    def parts(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The parts of a batch that this process reads."""
-        boxes = [box for box, name in zip(self._local.boxes, self._names, strict=True) if name is None]
-        return [value[box.slices()].contiguous() for value, box in zip(batch, boxes, strict=True)]
 
-
-def split_step(
-    joint: Joint, shards: Shards, model: nn.Module, rank: int, wires: Sequence[ProcessWire]
-) -> SplitStep:
-    """The part of a process; ``wires`` connect it with others, one for each axis of the mesh."""
-    names = [f"axis {axis} of {list(shards.mesh.sizes)}" for axis in range(len(wires))]
-    for name, wire in zip(names, wires, strict=True):
+def split_step(joint: Joint, shards: Shards, here: Connected) -> SplitStep:
+    """The part of a process."""
+    for name, wire in zip(here.names, here.wires, strict=True):
         connect(name, wire)
-    found = SplitStep(joint, local_step(joint, shards, rank, names), model)
-    found.sum_gradients(wires)
+    return SplitStep(joint, local_step(joint, shards, here.rank, here.names), here.names)
+
+
+def proven_communications(plan: Plan, here: Connected, split: SplitStep) -> tuple[Communication, ...]:
+    """Those of this process, in order; a PlanError on every rank where processes would wait for ever."""
+    found = communications(plan.graph, plan.program, here.rank, here.lines, split.label)
+    heard = here.meeting.everybody("compare communications", msgspec.json.encode(found))
+    check_communication([msgspec.json.decode(one, type=list[Communication]) for one in heard])
     return found
 
 
-def _at(module: Any, path: Sequence[str]) -> Any:
+def cut_model(model: nn.Module, boxes: Mapping[str, Rect]) -> None:
+    """Leave these parts of a model's parameters and buffers in it, as the same objects."""
+    gradients = {name: at_path(model, name.split(".")).grad for name in boxes}
+    fill_model(model, boxes, lambda name, box: at_path(model, name.split(".")).data[box.slices()].clone())
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            at_path(model, name.split(".")).grad = gradient[boxes[name].slices()].clone()
+
+
+def fill_model(
+    model: nn.Module, boxes: Mapping[str, Rect], part: Callable[[str, Rect], torch.Tensor]
+) -> None:
+    """Have these parts in place of a model's parameters and buffers, as the same objects."""
+    for name, box in boxes.items():
+        value = at_path(model, name.split("."))
+        value.grad = None
+        value.data = part(name, box)
+
+
+def named_tensors(function: Callable[..., Any], *args: Any) -> dict[str, torch.Tensor]:
+    """The tensors among the arguments of a call, under the names by which a captured step has them."""
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                walk(f"{name}[{key!r}]", one)
+        elif isinstance(value, tuple | list):
+            for place, one in enumerate(value):
+                walk(f"{name}[{place}]", one)
+
+    for name, value in inspect.signature(function).bind(*args).arguments.items():
+        walk(name, value)
+    return found
+
+
+def at_path(module: Any, path: Sequence[str]) -> Any:
     """What is under a name with dots."""
+    for one in path:
+        if not hasattr(module, one):
+            raise CaptureError(
+                f"the model has no parameter or buffer {'.'.join(path)!r}; give that which was captured"
+            )
+        module = getattr(module, one)
+    return module
+
+
+def _at(module: Any, path: Sequence[str]) -> Any:
+    """The same, as torch traces it."""
     for one in path:
         module = getattr(module, one)
     return module
 
 
-def _put(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Have a parameter or a buffer under a name with dots."""
-    *path, last = name.split(".")
-    for one in path:
-        if not hasattr(module, one):
-            module.add_module(one, nn.Module())
-        module = getattr(module, one)
-    if isinstance(value, nn.Parameter):
-        module.register_parameter(last, value)
-    else:
-        module.register_buffer(last, value)
+def copies_of(boxes: Mapping[str, Rect], meeting: Meeting) -> dict[str, int]:
+    """How many processes have the same part of each tensor as this one."""
+    mine = {name: [list(box.lo), list(box.hi)] for name, box in boxes.items()}
+    told = meeting.everybody("count the parts", msgspec.json.encode(mine))
+    heard = [msgspec.json.decode(one, type=dict[str, list[list[int]]]) for one in told]
+    return {name: sum(one.get(name) == box for one in heard) for name, box in mine.items()}
+
+
+def norm_of(parts: Mapping[str, torch.Tensor], copies: Mapping[str, int], devices: int) -> torch.Tensor:
+    """The norm of tensors of which each process has parts; what several have counts once."""
+    device = next((part.device for part in parts.values()), torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for name, part in parts.items():
+        total += part.detach().square().sum(dtype=torch.float64).to(device) / copies.get(name, devices)
+    torch.distributed.all_reduce(total)
+    return total.sqrt()

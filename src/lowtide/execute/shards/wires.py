@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowtide.execute.shards.faults import RankWatch
+
 __all__ = ["ProcessWire"]
 
 
 class ProcessWire:
-    """Connects the processes of a group."""
+    """Connects the processes of a group; a ``watch`` says who is to blame where one fails."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, watch: RankWatch) -> None:
         distributed: Any = torch.distributed
-        self._group = group
+        self._group, self._watch = group, watch
         self._ranks: list[int] = distributed.get_process_group_ranks(group)
         self._place: int = distributed.get_rank(group)
         self.sent_bytes = 0
@@ -30,14 +32,18 @@ class ProcessWire:
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """All messages at once; returns when they are there."""
         distributed: Any = torch.distributed
-        calls = [distributed.P2POp(distributed.isend, x, self._ranks[to], self._group) for to, x in sends]
-        calls += [distributed.P2POp(distributed.irecv, x, self._ranks[k], self._group) for k, x in receives]
-        for work in distributed.batch_isend_irecv(calls) if calls else ():
-            work.wait()
+        with self._watch.communicating():
+            calls = [distributed.P2POp(distributed.isend, x, self._ranks[to], self._group) for to, x in sends]
+            calls += [
+                distributed.P2POp(distributed.irecv, x, self._ranks[k], self._group) for k, x in receives
+            ]
+            for work in distributed.batch_isend_irecv(calls) if calls else ():
+                work.wait()
         self.sent_bytes += sum(x.nbytes for _, x in sends)
 
     def add_up(self, x: Tensor) -> None:
         """The sum over all processes."""
         distributed: Any = torch.distributed
-        distributed.all_reduce(x, group=self._group)
+        with self._watch.communicating():
+            distributed.all_reduce(x, group=self._group)
         self.sent_bytes += x.nbytes

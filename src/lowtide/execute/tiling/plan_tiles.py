@@ -18,6 +18,7 @@ from lowtide.execute.tiling.capture_tiles import Cutter, watch_tiles
 from lowtide.execute.tiling.search import Search
 from lowtide.execute.tiling.settle import settle
 from lowtide.graph import Rect
+from lowtide.plan import time_shares
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.check.tiles import wrong_boxes
 from lowtide.plan.make.plan_loop import least_bytes
@@ -32,6 +33,7 @@ from lowtide.trace.tiles.tiling import Tiling
 from lowtide.units import format_bytes
 
 __all__ = [
+    "beside_tiles",
     "cut_as_it_runs",
     "good_without_tiles",
     "has_loop",
@@ -187,6 +189,12 @@ def in_tiles(
             "none is small enough", budget=budget, smallest_budget=plain.peak_bytes, floor=0, proven=False
         )
     return msgspec.structs.replace(search.best, solve_seconds=search.spent(), interrupted=search.interrupted)
+
+
+def beside_tiles(request: PlanRequest) -> PlanRequest:
+    """The same in the time that is for a plan without tiles, where they may be looked for beside it."""
+    share = 1.0 if not request.tiles else time_shares.WHOLE_AUTO if request.auto else time_shares.WHOLE
+    return request.within(share * request.limits.time_limit)
 
 
 def good_without_tiles(whole: Plan, request: PlanRequest) -> Plan | None:

@@ -22,7 +22,10 @@ def write(step: Step) -> Written:
     """
     graph = step.graph
     if not graph.ordered:
-        raise ConvertError("a Chainer graph needs to know who reads what; this document does not say it")
+        raise ConvertError(
+            "a Chainer graph needs to know who reads what; this document does not say it. Capture the "
+            "step with `lowtide profile`, or take a file that lists inputs"
+        )
     own = _is_own(step)
     ops = [op for op in graph.ops if op.phase is not Phase.UPDATE and not _makes_leaves(graph, op)]
     dropped = sum(op.phase is not Phase.UPDATE for op in graph.ops) - len(ops)
@@ -30,7 +33,7 @@ def write(step: Step) -> Written:
     if left_out:
         ops = [op for op in ops if op.phase is Phase.FORWARD]
         if not ops:
-            raise ConvertError(f"a Chainer graph cannot hold this step: {left_out}")
+            raise ConvertError(f"a Chainer graph cannot hold this step: {left_out}; write it as native")
     numbers = _numbers(step, ops if left_out else None)
     ranks = {} if own else _ranks(ops)
     records = [_record(graph, op, numbers, ranks) for op in ops]
@@ -198,6 +201,7 @@ def _produced(graph: Graph, op: Op, tensor: int, numbers: dict[int, int]) -> str
     if op.phase is Phase.FORWARD and found.gradient_of is not None:
         raise ConvertError(
             f"forward operator {op.label!r} writes {found.label!r}, a gradient: "
-            "a Chainer graph has gradients in backward only"
+            "a Chainer graph has gradients in backward "
+            "only; write the step as native or csv"
         )
     return f"{_number(graph, tensor, numbers)}\n"

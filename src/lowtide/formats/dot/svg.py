@@ -78,11 +78,14 @@ def _render(dot: bytes) -> bytes:
             "Draw it in fewer boxes, with --fold"
         ) from None
     except OSError as error:
-        raise ToolError(f"Graphviz could not be started: {error}") from None
+        raise ToolError(
+            f"Graphviz could not be started: {error}; write the graph with --to dot instead"
+        ) from None
     start = done.stdout.find(b"<?xml")
     if done.returncode or start < 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ToolError(f"Graphviz failed: {said[-1] if said else f'exit status {done.returncode}'}")
+        why = said[-1] if said else f"exit status {done.returncode}"
+        raise ToolError(f"Graphviz failed: {why}; write the graph with --to dot instead")
     return done.stdout[start:]
 
 

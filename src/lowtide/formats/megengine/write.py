@@ -31,7 +31,10 @@ def write(step: Step, arena: Arena | None = None) -> Written:
     """
     graph = step.graph
     if not graph.ordered:
-        raise ConvertError("a MegEngine profile needs to know who reads what; this document does not say it")
+        raise ConvertError(
+            "a MegEngine profile needs to know who reads what; this document does not say it. Capture "
+            "the step with `lowtide profile`, or take a file that lists inputs"
+        )
     own = own_sections(step)
     more = own.get("more", {})
     shaped_by = {} if own else {t: op for op in reversed(graph.ops) for t in op.outputs}

@@ -69,12 +69,16 @@ def _chain(graph: Graph, tiling: TilingNeeds) -> list[_Link]:
         pairs = [b for b, other in backward.items() if _is_backward(other, op)]
         if kind is None or len(pairs) != 1 or (chain and not _feeds(graph.ops[chain[-1].forward], op)):
             raise ConvertError(
-                f"a tile log knows chains of convolutions and maximum pools, no {op.kind} ({op.label})"
+                f"a tile log knows chains of convolutions and maximum pools, no {op.kind} "
+                f"({op.label}); leave out --records"
             )
         first = kind == "conv2d" and not (chain and chain[-1].kind == kind)
         chain.append(_Link(len(chain) + 1, kind, k, pairs[0], first))
     if len(chain) != len(backward):
-        raise ConvertError("a tile log knows chains of operators; this step computes more on its way back")
+        raise ConvertError(
+            "a tile log knows chains of operators; this step computes more on its way back: leave "
+            "out --records"
+        )
     return chain
 
 
@@ -92,7 +96,8 @@ def _tile(graph: Graph, tiling: TilingNeeds, chain: Sequence[_Link], tile: TileN
         if any(k not in found or not found[k].reads for k in (link.forward, link.backward)):
             label = graph.ops[link.forward].label
             raise ConvertError(
-                f"a tile log has what every operator reads; {label!r} reads nothing for a tile"
+                f"a tile log has what every operator reads; {label!r} reads nothing for a tile; take "
+                "a coarser grid"
             )
     row, column = tile.coord
     return LoggedTile(

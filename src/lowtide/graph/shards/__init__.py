@@ -9,6 +9,6 @@ along one axis of the mesh after the other, so that corners come along.
 
 from lowtide.graph.shards.cuts import Cut, OperatorShare, Shards, box_of, replicated
 from lowtide.graph.shards.mesh import Mesh
-from lowtide.graph.shards.moves import Pieces, pieces
+from lowtide.graph.shards.moves import Pieces, pieces, scattered
 
-__all__ = ["Cut", "Mesh", "OperatorShare", "Pieces", "Shards", "box_of", "pieces", "replicated"]
+__all__ = ["Cut", "Mesh", "OperatorShare", "Pieces", "Shards", "box_of", "pieces", "replicated", "scattered"]

@@ -44,7 +44,12 @@ class OperatorShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """That of its results."""
     over: Cut
     """For each axis of the mesh the summed axis of the operator that it cuts: each device has a part of the
-    sum then, and these are added up."""
+    sum then, and these are added up. Where the axis cuts the results too, each gets its part of them."""
+
+    @property
+    def computed(self) -> Cut:
+        """The cut of what a device computes, before parts of a sum are added up."""
+        return tuple(None if o is not None else d for d, o in zip(self.cut, self.over, strict=True))
 
     def shared(self, axis: int) -> bool:
         """Whether devices along an axis of the mesh do different things."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -46,3 +47,10 @@ class Mesh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The devices along an axis, this one among them."""
         place = self.place(rank)
         return tuple(self.rank((*place[:axis], k, *place[axis + 1 :])) for k in range(self.sizes[axis]))
+
+    def plane(self, rank: int, axes: Sequence[int]) -> tuple[int, ...]:
+        """The devices that differ from this one along some axes alone, this one among them."""
+        found = [rank]
+        for axis in axes:
+            found = [other for one in found for other in self.line(one, axis)]
+        return tuple(found)

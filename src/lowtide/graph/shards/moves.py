@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["Pieces", "pieces"]
+__all__ = ["Pieces", "pieces", "scattered"]
 
 Range = tuple[int, int]
 
@@ -42,3 +42,12 @@ def pieces(held: Sequence[Range], wanted: Sequence[Range], mine: int) -> Pieces 
             receives.append((other, *found))
     lo, hi = wanted[mine]
     return Pieces(tuple(sends), tuple(receives), max(0, hi - lo))
+
+
+def scattered(held: Range, wanted: Sequence[Range], mine: int) -> Pieces:
+    """Of the device ``mine``, where all hold one range of summands, and each wants a part of the sum."""
+    first = held[0]
+    sends = tuple((other, lo - first, hi - first) for other, (lo, hi) in enumerate(wanted) if lo < hi)
+    lo, hi = wanted[mine]
+    receives = tuple((other, 0, hi - lo) for other in range(len(wanted))) if lo < hi else ()
+    return Pieces(sends, receives, max(0, hi - lo))

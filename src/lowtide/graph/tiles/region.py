@@ -70,7 +70,8 @@ def ends(graph: Graph, cut: Cut, accesses: Mapping[int, Access]) -> list[int]:
     if not found:
         raise TileError(
             f"no result of the forward pass can be cut along dimension {' and '.join(map(str, cut.dims))}: "
-            "there is none with more than one element along each of them that comes from an input"
+            "there is none with more than one element along each of them that comes from an input; "
+            "choose others (--dims)"
         )
     return found
 

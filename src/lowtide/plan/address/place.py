@@ -236,7 +236,7 @@ def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:
             )
         total += -(-one.bytes // alignment) * alignment + (one.pinned or 0)
     if total > _MOST_BYTES:
-        raise PlanError(f"allocations of {total} bytes in all; at most 2^62 can be placed")
+        raise PlanError(f"allocations of {total} bytes in all; at most 2^62 can be placed; check the sizes")
     _refuse_colliding(allocations)
 
 

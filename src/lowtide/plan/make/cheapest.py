@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.plan.bounds.model import Rows
 
-__all__ = ["Chosen", "Pairs", "cheapest"]
+__all__ = ["Chosen", "MemoryRow", "Pairs", "cheapest", "cost_of"]
 
 Pairs = Mapping[tuple[int, int], Sequence[Sequence[float]]]
-"""By two things: what each choice of the first takes together with each of the second."""
+"""By two things: what each choice of the first takes together with each of the second; infinite where they
+do not go together."""
 _NODES = 100_000
 _GAP = 1e-9
+_LARGEST = 1e3
+"""The largest cost of a choice, as the solver is told: it takes what is far below 1 for nothing."""
 _CONTINUOUS = 2.0
 """What may grow beyond 1 is no choice."""
 
@@ -28,34 +32,71 @@ class Chosen:
     bound: float
 
 
-def cheapest(alone: Sequence[Sequence[float]], pairs: Pairs, seconds: float) -> Chosen:
-    """The choices that cost least, or the best after so many seconds."""
-    rows = Rows()
-    chosen = [[rows.variable(cost) for cost in costs] for costs in alone]
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """What choices take of something that there is only so much of."""
+
+    alone: Sequence[Sequence[float]]
+    pairs: Pairs
+    most: float
+
+
+def cheapest(
+    alone: Sequence[Sequence[float]], pairs: Pairs, seconds: float, memory: MemoryRow | None = None
+) -> Chosen:
+    """The choices that cost least, or the best after so many seconds, within what memory there is.
+
+    Without a limit on memory they cost no more than the first choice of each.
+    """
+    rows, scale = Rows(), _LARGEST / (max(map(max, alone), default=0.0) or 1.0)
+    chosen = [[rows.variable(scale * cost) for cost in costs] for costs in alone]
     for variables in chosen:
         rows.row([(one, 1.0) for one in variables], 1.0, 1.0)
+    taken: list[tuple[int, float]] = []
+    if memory is not None:
+        both = zip(chosen, memory.alone, strict=True)
+        taken = [pair for some, sizes in both for pair in zip(some, sizes, strict=True)]
     for (a, b), costs in pairs.items():
-        _pair(rows, chosen[a], chosen[b], costs)
+        sizes = None if memory is None else memory.pairs.get((a, b))
+        scaled = [[scale * cost for cost in some] for some in costs]
+        taken += _pair(rows, chosen[a], chosen[b], scaled, sizes)
+    if memory is not None:
+        rows.row([(one, size / memory.most) for one, size in taken if size], 0.0, 1.0)
     found = rows.solve(_NODES, seconds, _GAP)
     if found.values is None:
-        raise PlanError("no way to split the step was found in time; give more (--time-limit)")
+        advice = (
+            "in time; give more (--time-limit)"
+            if found.status != "infeasible"
+            else "in this memory; give more"
+        )
+        raise PlanError(f"no way to split the step was found {advice}")
     values = found.values
     choices = tuple(max(range(len(some)), key=lambda k: values[some[k]]) for some in chosen)
-    return Chosen(choices, cost_of(choices, alone, pairs), found.dual)
+    first = (0,) * len(chosen)
+    if memory is None and cost_of(first, alone, pairs) < cost_of(choices, alone, pairs):
+        choices = first  # the search was ended before it found as good ones
+    return Chosen(choices, cost_of(choices, alone, pairs), found.dual / scale)
 
 
-def _pair(rows: Rows, first: Sequence[int], second: Sequence[int], costs: Sequence[Sequence[float]]) -> None:
-    """Rows for what two choices take together."""
-    if not any(map(any, costs)):
-        return
-    both = {
-        (i, j): rows.variable(costs[i][j], at_most=_CONTINUOUS)
-        for i, j in itertools.product(range(len(first)), range(len(second)))
-    }
+def _pair(
+    rows: Rows,
+    first: Sequence[int],
+    second: Sequence[int],
+    costs: Sequence[Sequence[float]],
+    sizes: Sequence[Sequence[float]] | None,
+) -> list[tuple[int, float]]:
+    """Rows for what two choices take together; their variables, with what they take of the memory."""
+    if not any(map(any, costs)) and not any(map(any, sizes or ())):
+        return []
+    both = {}
+    for i, j in itertools.product(range(len(first)), range(len(second))):
+        possible = costs[i][j] < math.inf
+        both[i, j] = rows.variable(costs[i][j] if possible else 0.0, at_most=_CONTINUOUS if possible else 0.0)
     for i, one in enumerate(first):
         rows.row([*((both[i, j], 1.0) for j in range(len(second))), (one, -1.0)], 0.0, 0.0)
     for j, one in enumerate(second):
         rows.row([*((both[i, j], 1.0) for i in range(len(first))), (one, -1.0)], 0.0, 0.0)
+    return [] if sizes is None else [(one, sizes[i][j]) for (i, j), one in both.items()]
 
 
 def cost_of(choices: Sequence[int], alone: Sequence[Sequence[float]], pairs: Pairs) -> float:

@@ -141,7 +141,7 @@ def _nothing_to_save(
     peak = task.plain_peak
     told = InfeasibleError(
         f"no plan fits {format_bytes(task.budget)} ({task.budget} bytes): the inputs of the step alone take "
-        f"{format_bytes(peak)} ({peak} bytes)",
+        f"{format_bytes(peak)} ({peak} bytes); give more, or take a smaller batch",
         budget=task.budget,
         smallest_budget=peak,
         floor=peak,

@@ -55,7 +55,10 @@ def search(
     if "offload" not in methods:
         return recompute(problem, budget, relaxation, limits, starts=starts, others=others)
     if link is None:
-        raise PlanError("offload needs the rates of the link between device and host")
+        raise PlanError(
+            "offload needs the rates of the link between device and host; plan on a GPU, or by "
+            "recompute alone"
+        )
     floor = smallest_conceivable(relaxation, offload=True)
     best, bound, proven = with_offload(problem, budget, link, relaxation, limits)
     if best is not None:

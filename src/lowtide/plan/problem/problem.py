@@ -138,7 +138,11 @@ def build_problem(
     operators take a few whole ones: waiting does not.
     """
     if not graph.ordered:
-        raise PlanError("this document does not say in which order its operators ran: nothing can be planned")
+        raise PlanError(
+            "this document does not say in which order its operators ran: nothing can be planned. "
+            "Capture the "
+            "step with `lowtide profile`"
+        )
     return _Builder(graph, seconds, workspace_bytes, frozenset(able), again, short or {}, fine).problem()
 
 

@@ -118,6 +118,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why the step is not cut into tiles, in words, where that was allowed."""
     disturbed: int = 0
     """Operators whose times were measured while the machine was busy."""
+    plain_graph: Graph | None = None
+    """The step as eager PyTorch runs it, where the plan has other operators: tiles, or fused kernels."""
     lowtide: Literal["plan"] = "plan"
     version: Literal[1, 2] = 2
 

@@ -71,7 +71,9 @@ def _of_timeline(timeline: Timeline) -> Iterator[Contradiction]:
 def check_plan(plan: Plan) -> Checked:
     """What the program of a valid plan takes; a PlanError as of :func:`valid_plan`."""
     _refuse(_amounts(plan))
-    sound(plan.graph)
+    for graph in (plan.graph, plan.plain_graph):
+        if graph is not None:
+            sound(graph)
     _refuse(_words(plan))
     found = check(
         plan.graph,

@@ -10,7 +10,7 @@ import msgspec
 from lowtide.cost import Cost, Origin, Step
 from lowtide.cost.device import Device
 from lowtide.errors import PlanError
-from lowtide.graph import GROUP, Graph, Recording
+from lowtide.graph import GROUP, Graph, Recording, Role
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.in_place import with_in_place
@@ -154,7 +154,7 @@ class _Maker:
         )
 
     def _add_plan(self, name: str, plan: Plan, note: str) -> None:
-        self._before(plan)
+        self._before(plan, plain=plan.plain_graph)
         part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
         self.plans.append(plan)
         self.ways.append(_planned(name, part, plan, plan.program, note))
@@ -171,7 +171,7 @@ class _Maker:
                 self.ways.append(stored)
             way = WayToRun(name, part, run.program, predicted=Figures(run.predicted_peak_bytes), note=note)
         else:
-            self._before(plan, eager, run.eager_bytes, run.plain)
+            self._before(plan, eager, run.eager_bytes, run.plain or plan.plain_graph)
             self.plans.append(plan)
             more = len(run.graph.ops) - len(plan.graph.ops)
             seconds = (*plan.seconds, *([0.0] * more)) if plan.seconds else ()
@@ -183,7 +183,7 @@ class _Maker:
         self.runs.append(run)
         check = GradientCheck(run.bitwise, run.loss_equal, run.difference)
         measured = Figures(run.measured.peak_bytes, run.measured.seconds)
-        self.ways.append(replace(way, check=check, measured=measured, recording=run.recording))
+        self.ways.append(replace(way, check=check, measured=measured, eager=eager, recording=run.recording))
 
     def _before(
         self,
@@ -192,17 +192,18 @@ class _Maker:
         allocated: Sequence[int] = (),
         plain: Graph | None = None,
     ) -> None:
-        """The step as it is, once; of a plan in tiles nothing but its figures is known."""
-        if self.ways:
-            first = self.ways[0]
-            if eager is not None and first.program is None and first.measured is None:
-                self.ways[0] = replace(first, measured=eager, allocated=allocated)
-            return
-        name = STORED if eager is None else EAGER
+        """The step as it is, once; of a plan in tiles its file may hold nothing but its figures."""
+        for k, known in enumerate(self.ways):
+            if known.proof is None and _leaves(known.part.graph) == _leaves(plan.graph):
+                if eager is not None and known.measured is None:
+                    name = EAGER if known.name == STORED else known.name
+                    self.ways[k] = replace(known, name=name, measured=eager, allocated=allocated)
+                return
+        fused = (eager or plain) is not None and any(op.kind == GROUP for op in plan.graph.ops)
+        name = STORED if eager is None and not fused else EAGER
         part = self.steps.part(name, plan.graph, plan.cost, plan.seconds)
         predicted = Figures(plan.plain.peak_bytes, plan.plain.seconds)
         tiled = any(isinstance(line, Loop) for line in plan.program.instructions)
-        fused = eager is not None and any(op.kind == GROUP for op in plan.graph.ops)
         if tiled or fused:
             how = "in tiles" if tiled else "with fused kernels"
             note = f"the plan is of a step {how}: what eager PyTorch does over time is not in its file"
@@ -255,6 +256,11 @@ class _Maker:
 EAGER, STORED = "eager PyTorch", "storing everything"
 
 
+def _leaves(graph: Graph) -> set[tuple[str, int]]:
+    """By which two plans are known to be of one step: its parameters, however it is cut or fused."""
+    return {(one.id, one.bytes) for one in graph.tensors if one.role is Role.PARAMETER}
+
+
 def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
     return tuple(graph.ops[line.op].id for line in program.instructions if isinstance(line, Run))
 
@@ -294,9 +300,10 @@ def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str
 def _decided(plan: Plan) -> str:
     d = plan.decisions
     where = f" in one of {d.tiles} tiles" if d.tiles else ""
+    more = "; others run again on the way to them" if d.recomputed else ""
     return (
         f"Of what backward needs, {d.kept} storages are kept, {d.recomputed} recomputed and {d.offloaded} "
-        f"offloaded to the host{where}; {d.in_place} operators run in place"
+        f"offloaded to the host{where}{more}. {d.in_place} operators run in place"
     )
 
 

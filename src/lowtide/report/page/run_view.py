@@ -64,6 +64,7 @@ class WayToRun:
     budget_bytes: int | None = None
     predicted: Figures | None = None
     measured: Figures | None = None
+    eager: Figures | None = None
     check: GradientCheck | None = None
     recording: Recording | None = None
     allocated: Sequence[int] = ()
@@ -85,6 +86,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
         budget_bytes=way.budget_bytes,
         predicted=way.predicted,
         measured=way.measured,
+        eager=way.eager,
         check=way.check,
         proof=way.proof,
         beside_bytes=way.beside_bytes,

@@ -246,6 +246,8 @@ class RunView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget_bytes: int | None = None
     predicted: Figures | None = None
     measured: Figures | None = None
+    eager: Figures | None = None
+    """Eager PyTorch, measured in turns with it."""
     resident_bytes: int = 0
     """Leaves that stay on the device, part of every moment."""
     beside_bytes: int = 0

@@ -4,6 +4,8 @@
     add_up     each device gets the sum of all parts
     spread     all devices have the same tensor, and each uses it for something of its own
 
+``gradient_summed`` is ``spread`` of a parameter: it takes no memory, as what it gives is a view.
+
 The gradient of a piece goes back to where it came from, and is added up there. Where all devices compute the
 same from what they got (``alike``), each has the whole gradient already, and keeps its own piece of it.
 """
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from lowtide.trace.distributed.wires import Wire, wire_of
 
-__all__ = ["ADD_UP", "EXCHANGE", "SPREAD", "exchanged"]
+__all__ = ["ADD_UP", "EXCHANGE", "SPREAD", "exchanged", "gradient_summed"]
 
 Piece = tuple[int, int, int]
 """A device, and from where to where."""
@@ -131,3 +133,22 @@ def _spread_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 _exchange.register_autograd(_exchange_back, setup_context=_note_exchange)
 _add_up.register_autograd(_sum_back, setup_context=_note_sum)
 _spread.register_autograd(_spread_back, setup_context=_note_spread)
+
+
+class _GradientSummed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wires: tuple[str, ...]) -> Tensor:
+        ctx.wires = wires
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        for wire in ctx.wires:
+            gradient = ADD_UP(gradient, False, wire)
+        return gradient, None
+
+
+def gradient_summed(x: Tensor, wires: tuple[str, ...]) -> Tensor:
+    """The same tensor, whose gradient is that of all devices along these axes."""
+    found: Tensor = _GradientSummed.apply(x, wires)  # type: ignore[no-untyped-call]
+    return found

@@ -25,7 +25,7 @@ _ANSWERS = "lowtide_answers"
 _TORCHS = str(Path(torch.__file__).parent)
 _QUESTIONS = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
 _OF_STREAMS = torch.cuda.is_current_stream_capturing
-_SKIPPED = torch.xpu.is_current_stream_capturing
+_SKIPPED = getattr(torch.xpu, "is_current_stream_capturing", _OF_STREAMS)  # torch 2.10 has none
 """The same question, in a file that Dynamo does not look into."""
 
 

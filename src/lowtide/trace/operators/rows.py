@@ -41,19 +41,31 @@ def copied(site: Site) -> fx.Node:
 
 
 def product(site: Site) -> fx.Node:
-    """Rows of one matrix by columns of another, and what is added to it."""
+    """Rows of one matrix by columns of another, and what is added to it.
+
+    Of a part of the dimension that both have, what it adds; what is added beside is not there for all parts.
+    """
     names = list(site.tensors())
     left, right = (site.arguments[name] for name in names[-2:])
     batch, row, column = list(site.wanted)[:-2], *list(site.wanted)[-2:]
-    inner = (0, left.shape[-1])
+    inner = (0, left.shape[-1]) if site.over is None else next(iter(site.over))
     cut = {
         names[-2]: site.cut(left, _box([*batch, row, inner])),
         names[-1]: site.cut(right, _box([*batch, inner, column])),
     }
     if len(names) == 3:
-        added = site.arguments[names[0]]
+        added: HeldPart = site.arguments[names[0]]
+        if added.part is None:
+            return _without(site, *cut.values())
         cut[names[0]] = site.cut(added, broadcast(added.shape, site.wanted))
     return site.again(**cut)
+
+
+def _without(site: Site, left: fx.Node, right: fx.Node) -> fx.Node:
+    """The product alone, where something is added to it in another part of the sum."""
+    alone = aten.mm.default if site.wanted.ndim == 2 else aten.bmm.default
+    node, times = site.write(alone, left, right), site.arguments["alpha"]
+    return node if times == 1 else site.write(aten.mul.Scalar, node, times)
 
 
 def _box(ranges: list[tuple[int, int]]) -> Rect:

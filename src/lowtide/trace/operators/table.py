@@ -78,7 +78,7 @@ _WORDS: dict[Handler, str] = {
 }
 _HANDLERS = {f"aten.{name}": one for one, names in _WORDS.items() for name in names.split()}
 
-ADDS_UP = frozenset({sums.summed, sums.inner, sums.loss, sums.likelihood})
+ADDS_UP = frozenset({sums.summed, sums.inner, sums.loss, sums.likelihood, rows.product, windows.convolution})
 """Those that can be given a part of the summed axes."""
 
 _FIRST_ALONE = frozenset(

@@ -39,7 +39,7 @@ def _reach(site: Site, x: HeldPart) -> Rect:
 
 
 def convolution(site: Site) -> fx.Node:
-    """A convolution, or a transposed one, of any rank."""
+    """A convolution, or a transposed one, of any rank; of a part of the channels read, what it adds."""
     x, weight = site.arguments["input"], site.arguments["weight"]
     rank = len(weight.shape) - 2
     numbers = {key: _numbers(site.arguments[key], rank) for key in ("stride", "padding", "dilation")}
@@ -51,7 +51,8 @@ def convolution(site: Site) -> fx.Node:
     lo, hi = site.wanted.lo[1], site.wanted.hi[1]
     groups = -(-hi // size) - lo // size
     start, end = (lo, hi) if groups == 1 else (lo // size * size, -(-hi // size) * size)
-    filters = site.cut(weight, with_range(weight.whole, 0, lo, hi))
+    read = (0, weight.shape[1]) if site.over is None else next(iter(site.over))
+    filters = site.cut(weight, replaced(weight.whole, {0: (lo, hi), 1: read}))
     filters = site.pad(filters, [lo - start, *[0] * (rank + 1)], [end - hi, *[0] * (rank + 1)])
     filters = site.filters(filters) if rank == 2 else filters
     node = site.again(input=node, weight=filters, bias=_bias(site, start, end), **numbers, groups=groups)
@@ -59,10 +60,15 @@ def convolution(site: Site) -> fx.Node:
 
 
 def _bias(site: Site, start: int, end: int) -> fx.Node | None:
-    """The bias of the wanted channels, zeros around it for those that are computed beside them."""
+    """The bias of the wanted channels, zeros around it for those that are computed beside them.
+
+    Of several parts of a sum only one has it.
+    """
     bias: HeldPart | None = site.arguments["bias"]
     lo, hi = site.wanted.lo[1], site.wanted.hi[1]
-    return None if bias is None else site.pad(site.cut(bias, Rect((lo,), (hi,))), [lo - start], [end - hi])
+    if bias is None or bias.part is None:
+        return None
+    return site.pad(site.cut(bias, Rect((lo,), (hi,))), [lo - start], [end - hi])
 
 
 def _padded(
@@ -87,6 +93,7 @@ def _padded(
 def _transposed(site: Site, numbers: dict[str, list[int]]) -> fx.Node:
     """Every element of the part spread over its window, and the wanted box of that."""
     x, weight, bias = (site.arguments[name] for name in ("input", "weight", "bias"))
+    bias = None if bias is None or bias.part is None else bias
     box = _reach(site, x).clip(x.shape)
     size = weight.shape[1]
     lo, hi = site.wanted.lo[1], site.wanted.hi[1]

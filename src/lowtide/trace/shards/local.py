@@ -7,8 +7,10 @@ them has nothing to send: so nobody waits for a message that never comes, in bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,16 +19,30 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.graph import Op, Phase, Rect
 from lowtide.graph.access import Relation, access
-from lowtide.graph.shards import Cut, OperatorShare, Shards, box_of, pieces, replicated
+from lowtide.graph.shards import (
+    Cut,
+    OperatorShare,
+    Pieces,
+    Shards,
+    box_of,
+    pieces,
+    replicated,
+    scattered,
+)
 from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE, SPREAD
 from lowtide.trace.operators import InputPart, cropped, emit, loss_total, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
+from lowtide.trace.shards.differentiable import differentiable_tensors
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["LocalStep", "local_step"]
+__all__ = ["OPERATOR", "LocalStep", "local_step"]
 
 aten = torch.ops.aten
+Wanted = Callable[[int, int], tuple[int, int]]
+"""The range that a device wants of a dimension."""
+OPERATOR = "lowtide operator"
+"""What nodes have the label of their operator under, among what torch knows of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class _Local:
         pairs = enumerate(zip(joint.graph.ops, joint.calls, strict=True))
         self.forward = [(k, op, call) for k, (op, call) in pairs if op.phase is Phase.FORWARD]
         self.needed = self._needed()
-        self.differentiable = self._differentiable()
+        self.differentiable = differentiable_tensors(joint)
         self.cuts: dict[int, Cut] = {}
         self.parts: dict[int, InputPart] = {}
         self.inputs: dict[int, int] = {}
@@ -75,7 +91,9 @@ class _Local:
         boxes: list[Rect] = []
         for place, t in enumerate(self.joint.inputs):
             if t is None:
-                raise CaptureError("a step that is split over devices takes tensors alone")
+                raise CaptureError(
+                    "a step that is split over devices takes tensors alone; pass numbers as tensors"
+                )
             self.cuts[t] = self.shards.leaves.get(t, replicated(self.mesh))
             boxes.append(self._box(t, self.cuts[t]))
             self.parts[t] = InputPart(self.target.placeholder(f"t{t}"), boxes[-1])
@@ -84,7 +102,10 @@ class _Local:
         self.added_later = {t: shared[t] - alike[t] for t in self.inputs}
         for number, op, call in self.forward:
             if op.changes or op.updates or self.needed.intersection(op.outputs):
+                before = len(self.target.nodes)
                 self._add(op, call, self.shards.share(number))
+                for node in itertools.islice(reversed(self.target.nodes), len(self.target.nodes) - before):
+                    node.meta[OPERATOR] = op.label
         results = [None if t is None else self._whole(t).node for t in self.joint.outputs]
         self.target.output(tuple(results))
         wanted = [t for t in self.inputs if t in self.differentiable and self.added_later[t]]
@@ -101,16 +122,6 @@ class _Local:
                 whole = op.random or op.changes or op.updates or not relations
                 needed |= set(op.inputs) if whole else {t for t, read in pairs if read is not None}
         return needed
-
-    def _differentiable(self) -> set[int]:
-        """Tensors of forward through which gradients go."""
-        pairs = zip(self.joint.inputs, self.joint.gradients, strict=False)
-        found = {t for t, g in pairs if t is not None and g is not None}
-        values, stopped = self.joint.values, self.joint.stopped
-        for _, op, _ in self.forward:
-            if found.intersection(op.inputs):
-                found |= {t for t in op.outputs if values[t].is_floating_point() and t not in stopped}
-        return found
 
     def _uses(self) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
         """Axes along which devices use an input that all hold for something of their own, or for the same."""
@@ -159,7 +170,7 @@ class _Local:
 
     def _written(self, op: Op, call: Call, output: int, share: OperatorShare, relation: Relation) -> fx.Node:
         """This device's part of a result."""
-        box = self._box(op.outputs[output], share.cut)
+        box = self._box(op.outputs[output], share.computed)
         why = supported(op, self.graph, box, output)
         if why is not None:
             raise CaptureError(f"{op.label}: {op.kind} cannot be split so: {why}")
@@ -174,10 +185,31 @@ class _Local:
             nothing = self.target.call_function(aten.sum.default, (empty,))
             node = self.target.call_function(aten.add.Tensor, (node, nothing))
         self.unread.clear()
+        part = InputPart(node, box)
         for axis, summed in enumerate(share.over):
             if summed is not None:
-                node = self.target.call_function(ADD_UP, (node, True, self.wires[axis]))
-        return node
+                part = self._added_up(op.outputs[output], part, axis, share.cut)
+        return part.node
+
+    def _added_up(self, t: int, part: InputPart, axis: int, cut: Cut) -> InputPart:
+        """The sum of what the devices along an axis have; if the axis cuts it, a part of that for each."""
+        dim = cut[axis]
+        if dim is None:
+            return InputPart(self.target.call_function(ADD_UP, (part.node, True, self.wires[axis])), part.box)
+        line = self.mesh.line(self.rank, axis)
+        wanted = [list(self._box(t, cut, one))[dim] for one in line]
+        found = scattered(list(part.box)[dim], wanted, line.index(self.rank))
+        return self._exchanged(part, axis, dim, found, wanted[line.index(self.rank)], False)
+
+    def _exchanged(
+        self, part: InputPart, axis: int, dim: int, found: Pieces, wanted: tuple[int, int], alike: bool
+    ) -> InputPart:
+        """A part whose dimension has another range, once pieces are exchanged along an axis."""
+        sends, receives = ([x for one in some for x in one] for some in (found.sends, found.receives))
+        given = (part.node, dim, sends, receives, found.length, alike, self.wires[axis])
+        lo, hi = list(part.box.lo), list(part.box.hi)
+        lo[dim], hi[dim] = wanted
+        return InputPart(self.target.call_function(EXCHANGE, given), Rect(tuple(lo), tuple(hi)))
 
     def _over(self, relation: Relation, share: OperatorShare, rank: int) -> Rect | None:
         """The part of the summed axes that a device has."""
@@ -187,9 +219,11 @@ class _Local:
 
     def _need(self, op: Op, k: int, output: int, share: OperatorShare, relation: Relation, rank: int) -> Rect:
         """What a device reads of an input."""
-        box = self._box(op.outputs[output], share.cut, rank)
-        need = relation.needs(box, self._over(relation, share, rank))[k]
+        box, over = self._box(op.outputs[output], share.computed, rank), self._over(relation, share, rank)
+        need = relation.needs(box, over)[k]
         assert need is not None
+        if k in relation.once and over is not None and any(over.lo):
+            return Rect((0,) * need.ndim, (0,) * need.ndim)
         return need
 
     def _held(
@@ -199,49 +233,88 @@ class _Local:
         t = op.inputs[k]
         if relation.inputs[k] is None:
             return None
-        part = self.parts[t]
-        for axis, dim in enumerate(self.cuts[t]):
-            if dim is not None:
-                line = self.mesh.line(self.rank, axis)
-                needs = [self._need(op, k, output, share, relation, one) for one in line]
-                part = self._moved(t, part, axis, [list(one)[dim] for one in needs], not share.shared(axis))
-            elif share.shared(axis) and t in self.differentiable and axis not in self.added_later.get(t, ()):
-                node = self.target.call_function(SPREAD, (part.node, self.wires[axis]))
-                part = InputPart(node, part.box)
+        need = cache(partial(self._need, op, k, output, share, relation))
+        part = self._brought(t, lambda rank, dim: list(need(rank))[dim], share)
         if not self._need(op, k, output, share, relation, self.rank).empty:
             return part
         if t in self.differentiable:  # others read it, and add gradients up with this device
             self.unread.append(part.node)
         return None
 
-    def _moved(
-        self, t: int, part: InputPart, axis: int, wanted: Sequence[tuple[int, int]], alike: bool
-    ) -> InputPart:
-        """A part with what each device along an axis wants of the dimension that the axis cuts."""
-        dim = self.cuts[t][axis]
-        assert dim is not None
-        line = self.mesh.line(self.rank, axis)
-        mine = line.index(self.rank)
-        found = pieces([list(self._box(t, self.cuts[t], one))[dim] for one in line], wanted, mine)
-        if found is None:
+    def _spread(self, t: int, part: InputPart, axis: int, share: OperatorShare) -> InputPart:
+        """What all devices along an axis have; where they use it differently, its gradient is added up."""
+        later = axis in self.added_later.get(t, ())
+        if not share.shared(axis) or t not in self.differentiable or later:
             return part
-        sends, receives = ([x for one in some for x in one] for some in (found.sends, found.receives))
-        given = (part.node, dim, sends, receives, found.length, alike, self.wires[axis])
-        lo, hi = list(part.box.lo), list(part.box.hi)
-        lo[dim], hi[dim] = wanted[mine]
-        return InputPart(self.target.call_function(EXCHANGE, given), Rect(tuple(lo), tuple(hi)))
+        return InputPart(self.target.call_function(SPREAD, (part.node, self.wires[axis])), part.box)
+
+    def _brought(self, t: int, wanted: Wanted, share: OperatorShare | None) -> InputPart:
+        """What this device gets of a tensor, where each wants a range of each dimension that is cut.
+
+        All devices use it alike along axes that the share does not split, or if there is none.
+        """
+        part, cut = self.parts[t], self.cuts[t]
+        for axis, dim in enumerate(cut):
+            if dim is None and share is not None:  # before devices along the axis have different parts
+                part = self._spread(t, part, axis, share)
+        for axis, dim in enumerate(cut):
+            if dim is not None and dim not in cut[:axis]:
+                later = [a for a, d in enumerate(cut) if d is not None and d not in cut[: axis + 1]]
+                part = self._moved(t, part, dim, partial(self._passed_on, wanted, later), share)
+        return part
+
+    def _passed_on(self, wanted: Wanted, later: Sequence[int], rank: int, dim: int) -> tuple[int, int]:
+        """What a device wants of a dimension, and those to which it passes it on along later axes."""
+        ranges = [wanted(one, dim) for one in self.mesh.plane(rank, later)]
+        some = [(lo, hi) for lo, hi in ranges if lo < hi]
+        return (min(lo for lo, _ in some), max(hi for _, hi in some)) if some else (0, 0)
+
+    def _moved(
+        self, t: int, part: InputPart, dim: int, wanted: Wanted, share: OperatorShare | None
+    ) -> InputPart:
+        """A part with what each device wants of a dimension.
+
+        Where several axes cut it, the inner ones first bring together what the first one leaves to a device.
+        """
+        cut, shape = self.cuts[t], self._shape(t)
+        axes = [axis for axis, one in enumerate(cut) if one == dim]
+        if len(axes) > 1 and not self._lacks(t, dim, wanted):
+            return part
+
+        def held(rank: int, count: int) -> tuple[int, int]:
+            """What the first of these axes leave to a device."""
+            kept = tuple(one if a in axes[:count] else None for a, one in enumerate(cut))
+            return list(box_of(shape, kept, self.mesh, rank))[dim]
+
+        for count in range(len(axes), 0, -1):
+            axis = axes[count - 1]
+            line = self.mesh.line(self.rank, axis)
+            ranges = [wanted(one, dim) if count == 1 else held(one, count - 1) for one in line]
+            mine = line.index(self.rank)
+            found = pieces([held(one, count) for one in line], ranges, mine)
+            if found is not None:
+                alike = share is None or not share.shared(axis)
+                part = self._exchanged(part, axis, dim, found, ranges[mine], alike)
+        return part
+
+    def _lacks(self, t: int, dim: int, wanted: Wanted) -> bool:
+        """Whether any device wants more of a dimension than it has."""
+        for rank in range(self.mesh.devices):
+            (lo, hi), (first, end) = list(self._box(t, self.cuts[t], rank))[dim], wanted(rank, dim)
+            if first < end and (first < lo or end > hi):
+                return True
+        return False
 
     def _whole(self, t: int) -> InputPart:
         """All of a tensor, on every device."""
-        part = self.parts[t]
-        for axis, dim in enumerate(self.cuts[t]):
-            if dim is not None:
-                ranges = [(0, self._shape(t)[dim])] * self.mesh.sizes[axis]
-                part = self._moved(t, part, axis, ranges, True)
-        return part
+        return self._brought(t, lambda _, dim: (0, self._shape(t)[dim]), None)
 
     def _verbatim(self, op: Op, call: Call) -> fx.Node:
         """An operator as it is, which every device runs."""
+        if any(dim is not None for t in op.changes for dim in self.cuts[t]):
+            raise CaptureError(
+                f"{op.label}: {op.kind} writes to what is cut; each device has to have all of it"
+            )
         nodes = {t: self._whole(t).node for t in op.inputs if t in self.parts}
 
         def given(one: fx.Node) -> fx.Node:
@@ -256,16 +329,20 @@ class _Local:
         return self.target.call_function(_item, (made, call.results.index(t))) if call.several else made
 
     def _batch_norm(self, op: Op, call: Call, share: OperatorShare) -> fx.Node:
-        first, box = op.inputs[0], self._box(op.outputs[0], share.cut)
-        x = self.parts[first]
-        for axis, dim in enumerate(self.cuts[first]):
-            if dim is not None:
-                line = self.mesh.line(self.rank, axis)
-                ranges = [list(self._box(op.outputs[0], share.cut, one))[dim] for one in line]
-                x = self._moved(first, x, axis, ranges, not share.shared(axis))
-        x = InputPart(cropped(self.target, x, box), box)
+        made, first = op.outputs[0], op.inputs[0]
+        box = self._box(made, share.cut)
+        for t in (op.inputs[k] for k in op.updates):
+            if any((dim is None) == (one == 1) for dim, one in zip(self.cuts[t], share.cut, strict=True)):
+                raise CaptureError(
+                    f"{op.label}: running statistics are cut where channels are, and nowhere else"
+                )
+
+        def wanted(rank: int, dim: int) -> tuple[int, int]:
+            return list(self._box(made, share.cut, rank))[dim]
+
+        x = InputPart(cropped(self.target, self._brought(first, wanted, share), box), box)
         wires = [self.wires[a] for a, dim in enumerate(share.cut) if dim is not None and dim != 1]
-        others = {t: self.parts[t] for t in op.inputs[1:]}
+        others = {t: self._brought(t, lambda rank, _: wanted(rank, 1), share) for t in op.inputs[1:]}
         return batch_norm(self.target, self.joint, op, call, x, others, wires)
 
 

@@ -128,7 +128,9 @@ class Builder:
         """An operator with a tensor for each result; one in place writes what it is given."""
         if node.op != "call_function":
             raise CaptureError(
-                f"{where(node)}: {node.op} {node.target!r} is not supported in a captured step"
+                f"{where(node)}: {node.op} {node.target!r} is not supported in a captured step; leave "
+                "it out of "
+                "the compiled function"
             )
         if node.target is operator.getitem:
             self._add_output(node)

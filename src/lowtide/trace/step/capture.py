@@ -68,7 +68,7 @@ def capture(function: Callable[..., Any], /, *example: Any, **keywords: Any) -> 
     """
     if not callable(function):
         raise CaptureError(
-            f"a step is a module or a function that gives the loss; this is a {type(function).__name__}"
+            f"a step is a module or a function that gives the loss; give one, not a {type(function).__name__}"
         )
     found: list[Joint] = []
 

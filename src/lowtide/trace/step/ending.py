@@ -84,7 +84,10 @@ def read_update(joint: Joint, model: nn.Module, update: Callable[[nn.Module], No
     }
     parameters = {name: p for name, p in model.named_parameters() if name in named}
     if not parameters:
-        raise CaptureError("the update changes a model of which the captured step reads no parameter")
+        raise CaptureError(
+            "the update changes a model of which the captured step reads no parameter; give the "
+            "model of the step"
+        )
     graded = tuple(name for name in parameters if name in gradient)
     module = _traced(model, parameters, graded, update)
     builder = Builder(tensors, PREFIX)
@@ -147,5 +150,7 @@ def _traced(
         module: fx.GraphModule = make_fx(step)(*values, *gradients)
     except Exception as error:  # the user's own code, or torch's tracing of it
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise CaptureError(f"the update cannot be captured: {said}") from error
+        raise CaptureError(
+            f"the update cannot be captured: {said}; write it with operators on tensors alone"
+        ) from error
     return module

@@ -1,0 +1,135 @@
+"""``split_axes``: a step split over a mesh of several axes, planned axis by axis.
+
+Each axis is planned on what the axes before it leave to a device. So the time to plan grows with the number
+of axes, and not with the number of devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lowtide.graph.access import access
+from lowtide.graph.shards import Mesh, OperatorShare, Shards
+from lowtide.plan.make.cheapest import cheapest, cost_of
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.ways import ShardWays
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["AxesSplit", "axes_of", "split_axes"]
+
+_LONGEST = 8
+"""Devices along an axis, where a number of devices is made into a mesh."""
+_BYTES = WireSpeed(1.0, 0.0)
+"""With it, what moving takes is how many bytes move."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxesSplit:
+    """A split over several axes, and what a device is predicted to take."""
+
+    shards: Shards
+    compute_seconds: float
+    """Of the operators, as far as they are split."""
+    wire_seconds: float
+    wire_bytes: float
+    """That a device gets from others, or sends into sums, in a step."""
+    held_bytes: float
+    """Of parameters with their gradients, and of results that backward reads."""
+    planning_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, if nothing is exchanged while something is computed."""
+        return self.compute_seconds + self.wire_seconds
+
+
+def axes_of(devices: int) -> tuple[int, ...]:
+    """The lengths of the axes of a mesh of so many devices, the longest first."""
+    found: list[int] = []
+    left = devices
+    while left > _LONGEST:
+        size = next((n for n in range(_LONGEST, 1, -1) if left % n == 0), left)
+        found.append(size)
+        left //= size
+    return tuple(sorted((*found, left) if left > 1 or not found else found, reverse=True))
+
+
+def split_axes(
+    joint: Joint,
+    mesh: Mesh,
+    seconds: Mapping[int, float],
+    links: Sequence[WireSpeed],
+    kind: CutKind = CUT_KINDS["any"],
+    time_limit: float = 10.0,
+) -> AxesSplit:
+    """The step split over a mesh; ``links`` connect the devices along each of its axes."""
+    began = time.monotonic()
+    done: Shards | None = None
+    chosen: list[Shards] = []
+    for size, link in zip(mesh.sizes, links, strict=True):
+        left = _left(joint, seconds, chosen)
+        ways = ShardWays(joint, size, left, link, kind, done)
+        found = ways.shards(cheapest(ways.alone, ways.pairs, time_limit / len(links)).choices)
+        chosen.append(found)
+        done = _joined(chosen)
+    planned = time.monotonic() - began
+    assert done is not None
+    wire = moved = 0.0
+    held = 0.0
+    for axis, link in enumerate(links):
+        others = [one for k, one in enumerate(chosen) if k != axis]
+        before = _joined(others) if others else None
+        for speed in (link, _BYTES):
+            ways = ShardWays(joint, mesh.sizes[axis], {}, speed, kind, before)
+            choices = _choices(ways, chosen[axis])
+            taken = cost_of(choices, ways.alone, ways.pairs)
+            wire, moved = (wire + taken, moved) if speed is link else (wire, moved + taken)
+        held = cost_of(choices, ways.held, {})
+    compute = sum(3 * one for one in _left(joint, seconds, chosen).values())
+    return AxesSplit(done, compute, wire, moved, held, planned)
+
+
+def _choices(ways: ShardWays, shards: Shards) -> list[int]:
+    """Which choices a split stands for."""
+    whole = OperatorShare((None,), (None,))
+    found = [cuts.index(shards.leaves[t][0]) for t, cuts in zip(ways.inputs, ways.cuts, strict=True)]
+    for (number, _), shares in zip(ways.operators, ways.shares, strict=True):
+        found.append(shares.index(shards.operators.get(number, whole)))
+    return found
+
+
+def _joined(some: Sequence[Shards]) -> Shards:
+    """One split over several axes."""
+    none = OperatorShare((None,), (None,))
+    numbers = {k for one in some for k in one.operators}
+    shares = {
+        k: OperatorShare(
+            tuple(one.operators.get(k, none).cut[0] for one in some),
+            tuple(one.operators.get(k, none).over[0] for one in some),
+        )
+        for k in numbers
+    }
+    leaves = {t: tuple(one.leaves[t][0] for one in some) for t in some[0].leaves}
+    return Shards(Mesh(tuple(one.mesh.devices for one in some)), leaves, shares)
+
+
+def _left(joint: Joint, seconds: Mapping[int, float], some: Sequence[Shards]) -> dict[int, float]:
+    """What operators of forward take on a device that is split so."""
+    found: dict[int, float] = {}
+    graph = joint.graph
+    for k, op in enumerate(graph.ops):
+        if op.phase.value != "forward":
+            continue
+        found[k] = seconds.get(k, 0.0)
+        for one in some:
+            share = one.operators.get(k)
+            if share is None:
+                continue
+            if share.over[0] is not None:
+                length = access(graph, op).relations[0].sums[share.over[0]]
+            else:
+                length = (graph.tensors[op.outputs[0]].shape or ())[share.cut[0] or 0]
+            found[k] *= -(-length // one.mesh.devices) / length
+    return found

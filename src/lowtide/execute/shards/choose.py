@@ -1,0 +1,71 @@
+"""``choose_shards``: how a step is split over the devices of a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from lowtide.cost.estimate import estimate
+from lowtide.errors import PlanError
+from lowtide.execute.planning.step_costs import described
+from lowtide.execute.shards.axes import split_axes
+from lowtide.execute.shards.tried import FREE, Chooser, choose
+from lowtide.graph.shards import Mesh, Shards
+from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.ways import ShardWays
+from lowtide.trace.step.joint import Joint
+
+__all__ = ["choose_shards"]
+
+_TRYING = 1.0
+"""Seconds of a search from which on splits are looked at as devices would run them, which takes as long."""
+_DEAR = 1e-6
+"""Seconds for a byte that a device holds, where the fastest choice does not fit: more than any move takes."""
+
+
+def choose_shards(
+    joint: Joint,
+    mesh: Mesh,
+    time_limit: float,
+    kind: CutKind = CUT_KINDS["any"],
+    held: Mapping[int, int | None] | None = None,
+    budget_bytes: int | None = None,
+) -> tuple[Shards, Chosen]:
+    """The cheapest by estimated times; of another ``kind`` than any, all is cut that can be.
+
+    ``held`` says how tensors are cut that are there already. Where parameters, inputs and what backward reads
+    take more than the budget of a device, splits are tried for the fastest that fits; where none does, or in
+    less than a second, it is the one that takes least.
+    """
+    several = len(mesh.sizes) > 1
+    if several and held:
+        raise PlanError(
+            f"on a mesh of {'x'.join(map(str, mesh.sizes))} a step cannot be split for other shapes, nor for "
+            f"another mode of its model, than those of its first call; use a mesh of {mesh.devices} devices"
+        )
+    device = described("cpu")
+    seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
+    if several:
+        links = [WireSpeed() if kind is CUT_KINDS["any"] else FREE] * len(mesh.sizes)
+        split = split_axes(joint, mesh, seconds, links, kind, time_limit)
+        return split.shards, Chosen((), split.seconds, 0.0)
+
+    def chosen(link: WireSpeed, price: float) -> tuple[Shards, Chosen, float]:
+        ways = ShardWays(joint, mesh.devices, seconds, link, kind)
+        for place, t in enumerate(ways.inputs):
+            if held is not None and t in held:
+                ways.cuts[place] = [held[t]]
+        pairs = zip(ways.alone, ways.held, strict=True)
+        alone = [[c + price * size for c, size in zip(*one, strict=True)] for one in pairs]
+        found = cheapest(alone, ways.pairs, time_limit)
+        return ways.shards(found.choices), found, cost_of(found.choices, ways.held, {})
+
+    shards, found, taken = chosen(WireSpeed() if kind is CUT_KINDS["any"] else FREE, 0.0)
+    if budget_bytes is None or taken <= budget_bytes:
+        return shards, found
+    if not held and time_limit >= _TRYING:
+        chooser = Chooser(joint, mesh.devices, device, WireSpeed(), budget_bytes, time_limit)
+        with contextlib.suppress(PlanError):
+            return choose(chooser).best.shards, found
+    return chosen(WireSpeed(1 / _DEAR, 0.0), _DEAR)[:2]  # what arrives takes memory too

@@ -1,0 +1,395 @@
+"""``MeshStep``: a step that the processes of a mesh run together, called as the user's function."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+
+import msgspec
+import torch
+from torch import nn
+
+from lowtide.errors import CaptureError, RunError
+from lowtide.execute.compile.user_code import modules_in
+from lowtide.execute.shards.arguments import (
+    as_whole,
+    call_key,
+    called_with_tensors,
+    graph_digest,
+    model_checksum,
+    random_digest,
+    tensors_in,
+)
+from lowtide.execute.shards.choose import choose_shards
+from lowtide.execute.shards.meshes import Connected, connected
+from lowtide.execute.shards.split import (
+    SplitStep,
+    copies_of,
+    cut_model,
+    norm_of,
+    proven_communications,
+    split_step,
+)
+from lowtide.graph import Rect, Role
+from lowtide.graph.shards import Shards
+from lowtide.plan.check.communication import Communication
+from lowtide.plan.result.plan import Plan
+from lowtide.trace.step.capture import capture
+from lowtide.trace.step.joint import Joint
+from lowtide.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from lowtide.execute.shards.saved.checkpoint import SavedPart
+
+__all__ = ["MeshLike", "MeshStep", "Planner", "fit_on_mesh"]
+
+MeshLike: TypeAlias = "int | Sequence[int] | DeviceMesh"
+"""A number of devices, numbers along each axis, or torch's own."""
+
+
+class LocalPlan(Protocol):
+    """A step of one process inside its budget."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+
+    def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
+        """Plan it for arguments like these."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was made last."""
+
+
+Planner = Callable[[Callable[..., Any], Sequence[Any]], LocalPlan]
+"""Plans a function for an example of its arguments."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """A step for some shapes, and for a model in training or in evaluation."""
+
+    split: SplitStep
+    shards: Shards
+    order: tuple[int, ...]
+    """Which tensor of the arguments each input of the step is."""
+    local: LocalPlan | None = None
+    plans: dict[bool, Plan] = field(default_factory=dict)
+    """With gradients, and without."""
+    talks: dict[bool, tuple[Communication, ...]] = field(default_factory=dict)
+
+
+class MeshStep:
+    """A step on several devices: each process holds its parts of the parameters, and plans inside its budget.
+
+    It is called as the function that it was made from, by all processes alike, and gives the same on all of
+    them. Tensors of a batch are given whole, or as the part that this process reads.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        here: Connected,
+        planner: Planner,
+        time_limit: float,
+        budget_bytes: int | None,
+    ) -> None:
+        self.function, self.here, self._planner = function, here, planner
+        self._time_limit, self._budget_bytes = time_limit, budget_bytes
+        self._ways: dict[Any, _Way] = {}
+        self._last: tuple[_Way, bool] | None = None
+        self._empty = False
+        """Whether parameters have no values yet, as the model was made on the meta device."""
+        self.boxes: dict[str, Rect] = {}
+        """The part of each parameter and buffer of the model that this process holds."""
+        self._copies: dict[str, int] | None = None
+        """How many processes have each part of this one, once that was asked."""
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Shapes of the whole."""
+
+    def prepare(self, example: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Split and plan the step for arguments like these, on all processes together."""
+        model = self._model(example, keywords)
+        way = self._way(model, example, keywords)
+        self._planned(way, model, self._parts(way, example, keywords))
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """What the function gives for these arguments; call ``backward`` on the loss as always."""
+        model = self._model(args, keywords)
+        if self._empty:
+            raise RunError(
+                "the model was made on the meta device, and has no values yet; call `step.load(folder, "
+                "model)` first, with a checkpoint, or `step.load_state(model, state_dict)`"
+            )
+        way = self._way(model, args, keywords)
+        parts = self._parts(way, args, keywords)
+        self._planned(way, model, parts)
+        assert way.local is not None
+        self.here.watch.begin([one.label for one in way.talks[torch.is_grad_enabled()]])
+        return way.local(model, *parts)
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a fitted step cannot be pickled or copied: it holds compiled code and connections of this "
+            "process. Save its state (`step.save(folder, model)`), and call lowtide.fit again"
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of this process that was made or run last."""
+        way, gradients = self._shown
+        return way.plans[gradients]
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The same, as a list."""
+        return [self.plan]
+
+    @property
+    def shards(self) -> Shards:
+        """How the step is split."""
+        return self._shown[0].shards
+
+    @property
+    def communications(self) -> tuple[Communication, ...]:
+        """What this process sends and receives in a step, in order."""
+        way, gradients = self._shown
+        return way.talks[gradients]
+
+    @property
+    def planned_wire_bytes(self) -> int:
+        """What this process sends to others in a step."""
+        return sum(one.sent_bytes for one in self.communications)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What it has sent so far."""
+        return sum(wire.sent_bytes for wire in self.here.wires)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        **extra: Any,
+    ) -> None:
+        """Put the state of the model and of its optimizer into a folder, by all processes together.
+
+        It is a checkpoint of torch.distributed.checkpoint; ``extra`` are numbers and texts beside it.
+        """
+        from lowtide.execute.shards.saved.checkpoint import optimizer_groups, optimizer_parts, save_checkpoint
+
+        parts = self._state(model)
+        groups = [] if optimizer is None else optimizer_groups(optimizer)
+        if optimizer is not None:
+            parts |= optimizer_parts(optimizer, parts)
+        save_checkpoint(Path(folder), parts, self.here.meeting, groups, extra)
+
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """Have the state that was saved last, on any number of devices; gives what was saved beside it."""
+        from lowtide.execute.shards.saved.checkpoint import RANDOM, load_checkpoint
+
+        state = self._state(model)
+        found = load_checkpoint(Path(folder), state, self.here.meeting, optimizer)
+        torch.set_rng_state(state[RANDOM].tensor)
+        self._empty = False
+        return found
+
+    def load_state(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+        """Have the values of a state_dict of the whole model, of which each process copies its parts.
+
+        ``torch.load(file, mmap=True)`` gives one that is read from the file where it is copied.
+        """
+
+        def copied() -> None:
+            for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+                shape = tuple(self.shapes.get(name, value.shape))
+                if name not in state or tuple(state[name].shape) != shape:
+                    found = f"has the shape {list(state[name].shape)}" if name in state else "is missing"
+                    raise RunError(
+                        f"{name!r} {found} in the state_dict; the model has it with the shape {list(shape)}. "
+                        "Give the state_dict of the same model"
+                    )
+                box = self.boxes.get(name, Rect.of_shape(shape))
+                value.detach().copy_(state[name][box.slices()])
+
+        self.here.meeting.settled("load values", copied)
+        self._empty = False
+
+    def _state(self, model: nn.Module) -> dict[str, SavedPart]:
+        """What this process has of the model, and the state of its random numbers, which all have alike."""
+        from lowtide.execute.shards.saved.checkpoint import RANDOM, SavedPart
+
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        found = {RANDOM: SavedPart.whole(torch.get_rng_state())}
+        for name, value in named.items():
+            cut = name in self.boxes
+            found[f"model.{name}"] = (
+                SavedPart(value, self.boxes[name], tuple(self.shapes[name]))
+                if cut
+                else SavedPart.whole(value)
+            )
+        return found
+
+    def clip_grad_norm_(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """As ``torch.nn.utils.clip_grad_norm_``, with the norm of the gradients of the whole model."""
+        if self._copies is None:
+            self._copies = copies_of(self.boxes, self.here.meeting)
+        named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        norm = norm_of(named, self._copies, self.here.mesh.devices)
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in named.values():
+            gradient.detach().mul_(scale.to(gradient.dtype))
+        return norm
+
+    def explain(self) -> str:
+        """How the step is split, what this process sends, and its plan in words."""
+        here, shards = self.here, self.shards
+        cut = [name for name, box in self.boxes.items() if box.shape != self.shapes[name]]
+        lines = [
+            f"device {here.rank} of {here.mesh.devices}: {len(shards.operators)} operators of forward are "
+            f"split, and {len(cut)} of {len(self.boxes)} parameters and buffers",
+            f"sends {format_bytes(self.planned_wire_bytes)} a step in {len(self.communications)} parts",
+        ]
+        return "\n".join([*lines, self.plan.explain()])
+
+    @property
+    def _shown(self) -> tuple[_Way, bool]:
+        if self._last is None:
+            raise RunError("the step has not been planned yet: call it once")
+        return self._last
+
+    def _model(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> nn.Module:
+        found = modules_in(self.function, *args, *keywords.values())
+        if len(found) != 1:
+            raise CaptureError(
+                f"a step on a mesh has one module, whose parameters are split; this one has {len(found)}. "
+                "Put them into one, and pass it as an argument"
+            )
+        return found[0]
+
+    def _parts(self, way: _Way, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[torch.Tensor]:
+        """What this process reads of the arguments."""
+        given = tensors_in(args, keywords)
+        found = []
+        for place, (_, whole, box) in zip(way.order, way.split.inputs, strict=True):
+            value = given[place]
+            cut = value if tuple(value.shape) != tuple(whole) else value[box.slices()]
+            found.append(cut.contiguous())
+        return found
+
+    def _way(self, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> _Way:
+        """The step for arguments like these."""
+        key = call_key(model, args, keywords)
+        way = self._ways.get(key)
+        if way is None:
+            way = self._made(model, args, keywords)
+            self._ways[key] = way
+            known = zip(way.order, way.split.inputs, strict=True)
+            parts = {place: torch.Size(box.shape) for place, (_, _, box) in known}
+            self._ways.setdefault(call_key(model, args, keywords, parts), way)
+        return way
+
+    def _made(self, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> _Way:
+        """Captured, split, and known to be the same for all."""
+        meeting = self.here.meeting
+        if not self.boxes and any(value.is_meta for value in model.parameters()):
+            model.to_empty(device="cpu")  # what nobody writes to takes no memory
+            self._empty = True
+        joint = meeting.settled("capture the step", lambda: self._captured(model, args, keywords))
+        said = {"the captured step": graph_digest(joint.graph)}
+        if not self.boxes and not self._empty:
+            said["values of parameters"] = model_checksum(model)
+        if any(op.random for op in joint.graph.ops):
+            said["the state of the generator of random numbers"] = random_digest()
+        advice = "Give all processes the same model, batch and torch.manual_seed"
+        meeting.agree("compare what was captured", said, advice)
+        shards = self._shards(joint)
+        split = meeting.settled("split the step", lambda: split_step(joint, shards, self.here))
+        if not self.boxes:
+            cut_model(model, split.boxes)
+        self.boxes, self.shapes = split.boxes | self.boxes, split.shapes | self.shapes
+        order = tuple(int(name.removeprefix("tensors[").removesuffix("]")) for name, _, _ in split.inputs)
+        return _Way(split, shards, order)
+
+    def _captured(self, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> Joint:
+        function, tensors = self.function, tensors_in(args, keywords)
+        if any(tensor.requires_grad for tensor in tensors):
+            raise CaptureError(
+                "a step on a mesh gives gradients of parameters alone; pass a batch that requires none"
+            )
+
+        whole = called_with_tensors(function, args, keywords)
+        with torch.enable_grad(), as_whole(model, self.boxes, self.shapes):
+            joint = capture(whole, model, *tensors).joint
+        if len(joint.outputs) != 1 or joint.outputs[0] is None:
+            raise CaptureError("a step on a mesh gives one tensor, as the loss; return that alone")
+        return joint
+
+    def _shards(self, joint: Joint) -> Shards:
+        """The same on all: the first process chooses."""
+        here, meeting = self.here, self.here.meeting
+        held: dict[int, int | None] = {}
+        for t in joint.inputs:
+            if t is not None and joint.graph.tensors[t].role is not Role.INPUT and self.boxes:
+                name = joint.graph.tensors[t].label
+                shape = self.shapes.get(name, ())  # what no step before has read is not cut
+                held[t] = next((d for d, size in enumerate(shape) if self.boxes[name].shape[d] != size), None)
+
+        def chosen() -> bytes:
+            if here.rank:
+                return b""
+            limit, budget = self._time_limit, self._budget_bytes
+            found = choose_shards(joint, here.mesh, limit, held=held, budget_bytes=budget)
+            return msgspec.json.encode(found[0])
+
+        told = meeting.everybody("split the step", meeting.settled("choose how to split", chosen))[0]
+        shards = msgspec.json.decode(told, type=Shards)
+        fingerprint = {"the plan of shards": hashlib.sha256(msgspec.json.encode(shards)).hexdigest()[:16]}
+        meeting.agree("compare plans", fingerprint, "Use the same version of lowtide everywhere")
+        return shards
+
+    def _planned(self, way: _Way, model: nn.Module, parts: Sequence[torch.Tensor]) -> None:
+        """Have a plan, with gradients where they are switched on, that all can run together."""
+        gradients, here = torch.is_grad_enabled(), self.here
+        self._last = way, gradients
+        if gradients in way.plans:
+            return
+
+        def plan() -> Plan:
+            if way.local is None:
+                way.local = self._planner(way.split.step, [model, *parts])
+            else:
+                way.local.rehearse([model, *parts], {})
+            return way.local.plan
+
+        found = here.meeting.settled("plan the step", plan)
+        way.talks[gradients] = proven_communications(found, here, way.split)
+        way.plans[gradients] = found
+
+
+def fit_on_mesh(
+    mesh: MeshLike,
+    function: Callable[..., Any],
+    examples: Sequence[Sequence[Any]],
+    keywords: Mapping[str, Any],
+    planner: Planner,
+    time_limit: float,
+    budget_bytes: int | None = None,
+) -> MeshStep:
+    """The step on a mesh, ready for arguments like each of the examples."""
+    step = MeshStep(function, connected(mesh), planner, time_limit, budget_bytes)
+    for example in examples:
+        step.prepare(example, keywords)
+    return step

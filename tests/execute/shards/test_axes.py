@@ -1,0 +1,61 @@
+"""Meshes of several axes, planned axis by axis: results are those of one device, predictions as expected."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lowtide.execute.shards.axes import axes_of, split_axes
+from lowtide.graph.shards import Mesh
+from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+from lowtide.trace.step.capture import capture
+from tests.trace.shards.test_local import GPT2, RESNET, UNET, Captured, compared
+
+
+@pytest.mark.parametrize("devices", [1, 2, 6, 7, 8, 13, 64, 96, 1000, 1024])
+def test_axes_make_up_the_devices(devices):
+    sizes = axes_of(devices)
+    assert math.prod(sizes) == devices
+    assert all(size > 1 for size in sizes) or devices == 1
+
+
+def split(case, sizes, kind="any"):
+    seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
+    links = [WireSpeed(1e12, 0.0)] * len(sizes)
+    return split_axes(case.joint, Mesh(sizes), seconds, links, CUT_KINDS[kind], 10.0)
+
+
+@pytest.mark.parametrize(("address", "sizes"), [("own", (2, 2)), (GPT2, (3, 2))])
+def test_results_are_those_of_one_device(address, sizes):
+    case = Captured(address)
+    found = split(case, sizes)
+    both = [k for k, share in found.shards.operators.items() if share.shared(0) and share.shared(1)]
+    assert both
+    compared(case, found.shards)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("address", [UNET, RESNET, GPT2])
+def test_results_of_larger_networks(address, sizes):
+    case = Captured(address)
+    compared(case, split(case, sizes).shards)
+
+
+def test_traffic_of_data_parallel_grows_as_the_analysis_says():
+    """Each device sends its gradients into one sum: 2 P (N - 1) / N bytes, and holds its part of the batch."""
+    model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 24))
+    joint = capture(lambda net, x: net(x).square().mean(), model, torch.randn(1024, 40)).joint
+    seconds = {k: 1e-6 * (op.kind != "aten.t") for k, op in enumerate(joint.graph.ops)}
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    for devices in (8, 64, 256, 1024):
+        link = [WireSpeed(1e12, 0.0)]
+        found = split_axes(joint, Mesh((devices,)), seconds, link, CUT_KINDS["data parallel"])
+        sent = 2 * size * (devices - 1) / devices
+        if devices <= 24:  # so many rows the smallest parameter has
+            cut = split_axes(joint, Mesh((devices,)), seconds, link, CUT_KINDS["fully sharded"])
+            assert cut.wire_bytes == pytest.approx(sent, rel=0.02)
+            assert cut.held_bytes < 1.2 * (found.held_bytes - 2 * size + 2 * size / devices)
+        assert found.wire_bytes == pytest.approx(sent, rel=0.02)  # and the loss
+        assert found.held_bytes >= 2 * size
