@@ -365,13 +365,9 @@ class _Builder:
     def _never_touched(self) -> int:
         """Bytes of given tensors that nobody reads: nobody drops them either."""
         written = {t for op in self.graph.ops for t in op.outputs}
-        read = {t for op in self.graph.ops for t in op.reads}
-        tensors = self.graph.tensors
-        return sum(
-            allocated_bytes(t)
-            for k, t in enumerate(tensors)
-            if k not in written and k not in read | self.staying and t.role not in RESIDENT_ROLES
-        )
+        known = written.union(self.staying, *(op.reads for op in self.graph.ops))
+        tensors = enumerate(self.graph.tensors)
+        return sum(allocated_bytes(t) for k, t in tensors if k not in known and t.role not in RESIDENT_ROLES)
 
     def _read_by_late_views(self, updated: set[int]) -> set[int]:
         """Updated leaves that views made in backward for their own sake read."""

@@ -26,35 +26,58 @@ def lean_order(problem: Problem) -> list[int]:
     planned = precedence(problem).planned
     readers, sizes = problem.readers, problem.bytes
     made = [sum(sizes[s] for s in writes) for writes in problem.writes]
-    line = list(range(len(problem.ops)))
-    for v in range(1, len(line)):
+    line = _Line(len(problem.ops))
+    for v in range(1, len(problem.ops)):
         dying = {s for s in problem.reads[v] if not problem.kept[s] and readers[s][-1] == v}
         if sum(sizes[s] for s in dying) <= made[v] + problem.workspace[v]:
             continue
         after = planned[v]
         for r in (r for s in dying for r in readers[s] if r != v):
             after |= 1 << r
-        _hoist(line, v, after)
-    for v in reversed(range(len(line))):
+        line.hoist(v, after)
+    for v in reversed(range(len(problem.ops))):
         if made[v] > sum(sizes[s] for s in problem.reads[v] if not problem.kept[s]):
-            _put_off(line, v, planned, problem.split)
-    return line
+            line.put_off(v, planned, problem.split)
+    return line.members()
 
 
-def _hoist(line: list[int], v: int, after: int) -> None:
-    """Move an operator to right after the last of those it must follow."""
-    at = to = line.index(v)
-    while to and not after >> line[to - 1] & 1:
-        to -= 1
-    line.insert(to, line.pop(at))
+class _Line:
+    """Operators one after the other, each of which can be moved in no time; -1 stands for either end."""
 
+    def __init__(self, size: int) -> None:
+        self.before = list(range(-1, size))
+        self.behind = [*range(1, size), -1, 0] if size else [-1]
 
-def _put_off(line: list[int], v: int, planned: Sequence[int], split: int) -> None:
-    """Move an operator to right before the first that must follow it, in its part of the step."""
-    at = to = line.index(v)
-    while to + 1 < len(line) and not planned[line[to + 1]] >> v & 1 and (line[to + 1] < split) == (v < split):
-        to += 1
-    line.insert(to, line.pop(at))
+    def members(self) -> list[int]:
+        found, v = [], self.behind[-1]
+        while v >= 0:
+            found.append(v)
+            v = self.behind[v]
+        return found
+
+    def hoist(self, v: int, after: int) -> None:
+        """Move an operator to right after the last of those it must follow."""
+        to = self.before[v]
+        while to >= 0 and not after >> to & 1:
+            to = self.before[to]
+        self._move(v, to)
+
+    def put_off(self, v: int, planned: Sequence[int], split: int) -> None:
+        """Move an operator to right before the first that must follow it, in its part of the step."""
+        to, follows = v, self.behind[v]
+        while follows >= 0 and not planned[follows] >> v & 1 and (follows < split) == (v < split):
+            to, follows = follows, self.behind[follows]
+        self._move(v, to)
+
+    def _move(self, v: int, to: int) -> None:
+        """To right behind another, or to the front."""
+        if to in (v, self.before[v]):
+            return
+        first, last = self.before[v], self.behind[v]
+        self.behind[first], self.before[last] = last, first
+        follows = self.behind[to]
+        self.behind[to], self.before[v] = v, to
+        self.behind[v], self.before[follows] = follows, v
 
 
 def in_order(problem: Problem, order: Sequence[int]) -> Problem:

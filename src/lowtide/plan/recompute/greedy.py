@@ -15,6 +15,10 @@ __all__ = ["greedy"]
 
 _ANCESTORS = 200
 """So many operators are looked at to find out what making a storage again takes."""
+_MANY = 200
+"""Where so many storages could be let go of, they are put in order anew only when some of them are gone."""
+_SHARE = 16
+"""Of that order, one in so many is used before it is made anew."""
 
 
 def greedy(problem: Problem, budget: int) -> frozenset[Event]:
@@ -39,6 +43,8 @@ class _Walk:
         """What it takes to make storages again, as long as that is known."""
         self.rests_on: list[set[int]] = [set() for _ in problem.bytes]
         """By storage, whose times depend on whether it is there."""
+        self.cheapest: list[int] = []
+        """What is to be let go of next, where there are many, the last one first."""
         for s, readers in enumerate(problem.readers):
             if problem.producer[s] < 0 and readers:
                 self._hold(s)
@@ -105,20 +111,28 @@ class _Walk:
                     self._release(s)
 
     def _make_room(self, room: int, own: set[int], waiting: set[int]) -> None:
+        busy = own | waiting
+        while self.bytes > room and self.cheapest:  # by an order from before
+            s = self.cheapest.pop()
+            if s in self.live and s not in busy:
+                self._release(s)
         if self.bytes <= room:
             return
         problem = self.problem
         free = [
             s
             for s in self.live
-            if s not in own and s not in waiting and not problem.kept[s] and problem.producer[s] >= 0
+            if s not in busy and not problem.kept[s] and problem.producer[s] >= 0
             and problem.again[problem.producer[s]] and problem.producer[s] < problem.split
             and problem.bytes[s]
         ]  # fmt: skip
-        for s in sorted(free, key=lambda s: (self._score(s), s)):
-            if self.bytes <= room:
-                return
-            self._release(s)
+        free.sort(key=lambda s: (self._score(s), s))
+        used = 0
+        while used < len(free) and self.bytes > room:
+            self._release(free[used])
+            used += 1
+        if len(free) > _MANY:
+            self.cheapest = free[used : len(free) // _SHARE][::-1]
 
     def _score(self, s: int) -> float:
         problem = self.problem

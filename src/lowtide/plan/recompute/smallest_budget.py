@@ -59,8 +59,11 @@ def smallest_budget(
 
 def lowest_in_order(problem: Problem) -> int:
     """No schedule in the problem's order needs less: the largest working set beside what stays anyway."""
-    last = {s: max(readers, default=-1) for s, readers in enumerate(problem.readers)}
+    last = [max(readers, default=-1) for readers in problem.readers]
     held = {s for s, p in enumerate(problem.producer) if p < 0 and last[s] >= 0}
+    ends: dict[int, set[int]] = {}
+    for s in held:
+        ends.setdefault(last[s], set()).add(s)
     staying = sum(problem.bytes[s] for s in held)
     most = problem.resident
     for op, (reads, writes) in enumerate(zip(problem.reads, problem.writes, strict=True)):
@@ -70,9 +73,10 @@ def lowest_in_order(problem: Problem) -> int:
             need -= problem.bytes[problem.over[op]]
         most = max(most, need)
         new = {s for s in writes if problem.kept[s]}
-        gone = {s for s in held if problem.producer[s] < 0 and last[s] == op}
+        gone = ends.get(op, set())
         staying += sum(problem.bytes[s] for s in new) - sum(problem.bytes[s] for s in gone)
-        held = (held | new) - gone
+        held |= new
+        held -= gone
     return most
 
 
