@@ -1,7 +1,9 @@
 """Checkpoints of a mesh: read on other numbers of devices, by torch's own reader, and never half-written."""
 
 import json
+import shutil
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -65,9 +67,23 @@ def saved(rank, folder):
         updated(parts, parameters, optimizer)
         everything = parts | optimizer_parts(optimizer, parts)
         save_checkpoint(
-            Path(folder, "saved"), everything, meeting, optimizer_groups(optimizer), {"step": number}
+            Path(folder, "saved"),
+            everything,
+            meeting,
+            optimizer_groups(optimizer),
+            {"step": number, "best": inf},
         )
     torch.distributed.destroy_process_group()
+
+
+def damage(index):
+    """Have an index without a part of the bias, and files whose bytes are others."""
+    told = json.loads(index.read_text())
+    bias = next(one for one in told["tensors"] if one["name"] == "model.bias")
+    bias["chunks"][0]["shape"] = [3]
+    index.write_text(json.dumps(told))
+    for path in index.parent.glob("*.distcp"):
+        path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
 def resumed(rank, folder):
@@ -75,7 +91,7 @@ def resumed(rank, folder):
     meeting = joined(rank, 3, folder)
     parts, parameters = parts_of(rank, 3, torch.zeros)
     optimizer = torch.optim.Adam(parameters, lr=0.1)
-    assert load_checkpoint(Path(folder, "saved"), parts, meeting, optimizer) == {"step": 2}
+    assert load_checkpoint(Path(folder, "saved"), parts, meeting, optimizer) == {"step": 2, "best": inf}
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
     updated(parts, parameters, optimizer)
@@ -100,6 +116,17 @@ def resumed(rank, folder):
     assert set(json.loads(index.read_text())) == {"lowtide", "version", "tensors"}
     with pytest.raises(LowtideError, match="latest.json"):
         load_checkpoint(Path(folder, "nothing"), parts, meeting, None)
+    meeting.everybody("damage", b"")
+    if rank == 0:
+        shutil.copytree(Path(folder, "saved"), Path(folder, "damaged"))
+        damage(Path(folder, "damaged", "checkpoint-000003", "index.json"))
+    meeting.everybody("damaged", b"")
+    with pytest.raises(
+        RunError, match="the checkpoint has 3 of the 7 elements of 'model.bias' .* is damaged"
+    ):
+        load_checkpoint(Path(folder, "damaged"), {"model.bias": parts["model.bias"]}, meeting, None)
+    with pytest.raises(RunError, match="'model.weight' is not what was written; the file is damaged"):
+        load_checkpoint(Path(folder, "damaged"), {"model.weight": parts["model.weight"]}, meeting, None)
     torch.distributed.destroy_process_group()
 
 

@@ -46,6 +46,40 @@ class Prefixed(nn.Module):
         return self.layer(torch.cat([self.first, x])).square()[: len(x)]
 
 
+class Spectral(nn.Module):
+    """Complex numbers, norms of a batch and of an image, and statistics that stay as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4)
+        self.free = nn.BatchNorm2d(4, track_running_stats=False)
+        self.register_buffer("mean", torch.arange(4.0))
+        self.register_buffer("variance", torch.arange(4.0) + 1)
+
+    def forward(self, x):
+        x = self.free(self.norm(self.first(x)).exp())
+        x = torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=x.shape[2:])
+        return nn.functional.batch_norm(x, self.mean, self.variance).tanh()
+
+
+class Overwritten(nn.Module):
+    """Values that are written over while gradients are switched off: their gradients go on."""
+
+    def __init__(self, part=False):
+        super().__init__()
+        self.layer, self.part = nn.Linear(12, 6), part
+
+    def forward(self, x):
+        y = self.layer(x)
+        with torch.no_grad():
+            (y[:, :2] if self.part else y).clamp_(min=0.1)
+        return y * nn.functional.cosine_similarity(self.layer(x), y).unsqueeze(1)
+
+
+def lengths(model, x):
+    return model(x).abs().mean()
+
+
 def classified(model, x, y):
     return nn.functional.cross_entropy(model(x), y)
 
@@ -60,6 +94,16 @@ def prefixed(_):
     return Prefixed(), [torch.randn(8, 6), torch.randint(0, 4, (8,))], classified
 
 
+def spectral(_):
+    torch.manual_seed(0)
+    return Spectral(), [torch.randn(4, 3, 12, 10)], lengths
+
+
+def overwritten(name):
+    torch.manual_seed(0)
+    return Overwritten(name == "overwritten in part"), [torch.randn(8, 12)], lengths
+
+
 def of_zoo(address):
     with mock.patch.object(locallyconnected, "KERNELS", (3, 2)):  # an operator or two for each of 130 places
         built = zoo.build(address)
@@ -69,6 +113,9 @@ def of_zoo(address):
 CASES = {
     "own": own,
     "prefixed": prefixed,
+    "spectral": spectral,
+    "overwritten": overwritten,
+    "overwritten in part": overwritten,
     "convpool": of_zoo,
     "unet:base=2,batch=3,size=188": of_zoo,
     "alexnet:batch=3,size=67": of_zoo,
@@ -195,6 +242,21 @@ def test_a_parameter_that_one_device_does_not_read(captured):
     assert shards.operators[cat].cut == (0,)
     whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
     compared(case, Shards(shards.mesh, whole, shards.operators))
+
+
+@pytest.mark.parametrize("kind", ["batch", "channels", "height", "any"])
+def test_complex_numbers_and_every_sort_of_statistics(kind, captured):
+    compared(captured("spectral"), split(captured("spectral"), 2, kind))
+
+
+@pytest.mark.parametrize("kind", ["batch", "features", "any"])
+def test_what_is_written_over_without_gradients_has_them_still(kind, captured):
+    compared(captured("overwritten"), split(captured("overwritten"), 3, kind))
+
+
+def test_a_part_that_is_written_over_without_gradients_is_refused(captured):
+    with pytest.raises(CaptureError, match=r"test_local.py:\d+: what is written over a part .* of its own"):
+        compared(captured("overwritten in part"), split(captured("overwritten in part"), 2, "batch"))
 
 
 def test_two_axes(captured):

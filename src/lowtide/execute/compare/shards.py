@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lowtide.cost.watch import watch_cpu
+from lowtide.execute.compile.user_code import check_loss
 from lowtide.execute.fit import fit
 from lowtide.execute.shards.meshes import Connected
 from lowtide.execute.shards.split import (
@@ -129,6 +130,7 @@ def _differences(
 def _trained(step: Callable[..., torch.Tensor], model: nn.Module, batch: Sequence[Any]) -> float:
     """The loss of a step, whose gradients the model has then."""
     loss = step(model, *batch)
+    check_loss(loss)
     loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach())
 

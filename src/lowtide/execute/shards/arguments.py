@@ -21,11 +21,13 @@ __all__ = [
     "called_with_tensors",
     "graph_digest",
     "model_checksum",
+    "no_autocast",
     "random_digest",
     "tensors_in",
 ]
 
 _MODEL = -1
+_KINDS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,24 @@ def call_key(
             count += 1
         elif not isinstance(one, nn.Module):
             found.append(repr(one))
-    return (*found, *keywords, *(module.training for module in model.modules()))
+    modes = (module.training for module in model.modules())
+    return (*found, *keywords, *modes, *(p.requires_grad for p in model.parameters()), *_casting())
+
+
+def _casting() -> list[Any]:
+    """What autocast does."""
+    on = [kind for kind in _KINDS if torch.is_autocast_enabled(kind)]
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in on]
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """Inside, nothing is cast."""
+    with contextlib.ExitStack() as stack:
+        for kind in _KINDS:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextlib.contextmanager

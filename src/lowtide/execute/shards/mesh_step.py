@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
@@ -21,6 +22,7 @@ from lowtide.execute.shards.arguments import (
     called_with_tensors,
     graph_digest,
     model_checksum,
+    no_autocast,
     random_digest,
     tensors_in,
 )
@@ -29,6 +31,7 @@ from lowtide.execute.shards.meshes import Connected, connected
 from lowtide.execute.shards.split import (
     SplitStep,
     copies_of,
+    copy_state,
     cut_model,
     norm_of,
     proven_communications,
@@ -45,7 +48,6 @@ from lowtide.units import format_bytes
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from lowtide.execute.shards.saved.checkpoint import SavedPart
 
 __all__ = ["MeshLike", "MeshStep", "Planner", "fit_on_mesh"]
 
@@ -89,7 +91,7 @@ class MeshStep:
     """A step on several devices: each process holds its parts of the parameters, and plans inside its budget.
 
     It is called as the function that it was made from, by all processes alike, and gives the same on all of
-    them. Tensors of a batch are given whole, or as the part that this process reads.
+    them. Tensors of a batch are given whole; ``with_parts`` takes the parts that this process reads.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class MeshStep:
         self.function, self.here, self._planner = function, here, planner
         self._time_limit, self._budget_bytes = time_limit, budget_bytes
         self._ways: dict[Any, _Way] = {}
+        self._by_parts: dict[Any, _Way] = {}
+        """The same by the shapes of the parts that this process reads."""
         self._last: tuple[_Way, bool] | None = None
         self._empty = False
         """Whether parameters have no values yet, as the model was made on the meta device."""
@@ -127,12 +131,29 @@ class MeshStep:
                 "the model was made on the meta device, and has no values yet; call `step.load(folder, "
                 "model)` first, with a checkpoint, or `step.load_state(model, state_dict)`"
             )
-        way = self._way(model, args, keywords)
+        return self._run(self._way(model, args, keywords), model, args, keywords)
+
+    def with_parts(self, *args: Any, **keywords: Any) -> Any:
+        """The same for tensors of the batch of which each process gives the part that it reads, or all.
+
+        The step was made for such a batch, or called with one, before.
+        """
+        model = self._model(args, keywords)
+        way = self._by_parts.get(call_key(model, args, keywords))
+        if way is None:
+            raise RunError(
+                "the tensors are not the parts of a batch that the step was made for. `step.inputs` says "
+                "which part each is; give such a batch to lowtide.fit, whole, or call the step with it once"
+            )
+        return self._run(way, model, args, keywords)
+
+    def _run(self, way: _Way, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         parts = self._parts(way, args, keywords)
         self._planned(way, model, parts)
         assert way.local is not None
         self.here.watch.begin([one.label for one in way.talks[torch.is_grad_enabled()]])
-        return way.local(model, *parts)
+        with no_autocast():
+            return way.local(model, *parts)
 
     def __reduce__(self) -> NoReturn:
         raise RunError(
@@ -155,6 +176,13 @@ class MeshStep:
     def shards(self) -> Shards:
         """How the step is split."""
         return self._shown[0].shards
+
+    @property
+    def inputs(self) -> tuple[tuple[tuple[int, ...], Rect], ...]:
+        """Of each tensor of the batch, as it comes among the arguments: its shape, and the part read here."""
+        way, _ = self._shown
+        known = {k: (whole, box) for k, (_, whole, box) in zip(way.order, way.split.inputs, strict=True)}
+        return tuple(known[k] for k in sorted(known))
 
     @property
     def communications(self) -> tuple[Communication, ...]:
@@ -183,13 +211,13 @@ class MeshStep:
 
         It is a checkpoint of torch.distributed.checkpoint; ``extra`` are numbers and texts beside it.
         """
-        from lowtide.execute.shards.saved.checkpoint import optimizer_groups, optimizer_parts, save_checkpoint
+        from lowtide.execute.shards.saved import checkpoint
 
-        parts = self._state(model)
-        groups = [] if optimizer is None else optimizer_groups(optimizer)
+        parts = checkpoint.model_parts(model, self.boxes, self.shapes)
+        groups = [] if optimizer is None else checkpoint.optimizer_groups(optimizer)
         if optimizer is not None:
-            parts |= optimizer_parts(optimizer, parts)
-        save_checkpoint(Path(folder), parts, self.here.meeting, groups, extra)
+            parts |= checkpoint.optimizer_parts(optimizer, parts)
+        checkpoint.save_checkpoint(Path(folder), parts, self.here.meeting, groups, extra)
 
     def load(
         self,
@@ -198,11 +226,11 @@ class MeshStep:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
         """Have the state that was saved last, on any number of devices; gives what was saved beside it."""
-        from lowtide.execute.shards.saved.checkpoint import RANDOM, load_checkpoint
+        from lowtide.execute.shards.saved import checkpoint
 
-        state = self._state(model)
-        found = load_checkpoint(Path(folder), state, self.here.meeting, optimizer)
-        torch.set_rng_state(state[RANDOM].tensor)
+        state = checkpoint.model_parts(model, self.boxes, self.shapes)
+        found = checkpoint.load_checkpoint(Path(folder), state, self.here.meeting, optimizer)
+        torch.set_rng_state(state[checkpoint.RANDOM].tensor)
         self._empty = False
         return found
 
@@ -212,35 +240,9 @@ class MeshStep:
         ``torch.load(file, mmap=True)`` gives one that is read from the file where it is copied.
         """
 
-        def copied() -> None:
-            for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-                shape = tuple(self.shapes.get(name, value.shape))
-                if name not in state or tuple(state[name].shape) != shape:
-                    found = f"has the shape {list(state[name].shape)}" if name in state else "is missing"
-                    raise RunError(
-                        f"{name!r} {found} in the state_dict; the model has it with the shape {list(shape)}. "
-                        "Give the state_dict of the same model"
-                    )
-                box = self.boxes.get(name, Rect.of_shape(shape))
-                value.detach().copy_(state[name][box.slices()])
-
-        self.here.meeting.settled("load values", copied)
+        read = partial(copy_state, model, state, self.boxes, self.shapes, all_of_it=self._empty)
+        self.here.meeting.settled("load values", read)
         self._empty = False
-
-    def _state(self, model: nn.Module) -> dict[str, SavedPart]:
-        """What this process has of the model, and the state of its random numbers, which all have alike."""
-        from lowtide.execute.shards.saved.checkpoint import RANDOM, SavedPart
-
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        found = {RANDOM: SavedPart.whole(torch.get_rng_state())}
-        for name, value in named.items():
-            cut = name in self.boxes
-            found[f"model.{name}"] = (
-                SavedPart(value, self.boxes[name], tuple(self.shapes[name]))
-                if cut
-                else SavedPart.whole(value)
-            )
-        return found
 
     def clip_grad_norm_(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """As ``torch.nn.utils.clip_grad_norm_``, with the norm of the gradients of the whole model."""
@@ -295,10 +297,10 @@ class MeshStep:
         way = self._ways.get(key)
         if way is None:
             way = self._made(model, args, keywords)
-            self._ways[key] = way
+            self._ways[key] = self._by_parts[key] = way
             known = zip(way.order, way.split.inputs, strict=True)
             parts = {place: torch.Size(box.shape) for place, (_, _, box) in known}
-            self._ways.setdefault(call_key(model, args, keywords, parts), way)
+            self._by_parts[call_key(model, args, keywords, parts)] = way
         return way
 
     def _made(self, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> _Way:
@@ -374,7 +376,8 @@ class MeshStep:
                 way.local.rehearse([model, *parts], {})
             return way.local.plan
 
-        found = here.meeting.settled("plan the step", plan)
+        with no_autocast():  # what was captured has its casts
+            found = here.meeting.settled("plan the step", plan)
         way.talks[gradients] = proven_communications(found, here, way.split)
         way.plans[gradients] = found
 

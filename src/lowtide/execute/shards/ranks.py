@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def on_ranks(module: str, arguments: Sequence[str], devices: int, seconds: float
     ended, and a RunError names it with the operator that it was at and its last words.
     """
     store = _distributed().TCPStore(_HOST, 0, None, True, timedelta(seconds=seconds), wait_for_workers=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with _unwinding(), tempfile.TemporaryDirectory() as folder:
         running: list[tuple[subprocess.Popen[bytes], Path]] = []
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
@@ -49,6 +50,23 @@ def on_ranks(module: str, arguments: Sequence[str], devices: int, seconds: float
                 if one.poll() is None:
                     one.kill()
                 one.wait()
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Inside, a process that is asked to end (SIGTERM) does so as by an exception: nothing is left running."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(running: Sequence[tuple[subprocess.Popen[bytes], Path]], seconds: float, store: Any) -> None:

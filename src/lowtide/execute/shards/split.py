@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, RunError
 from lowtide.execute.shards.meeting import Meeting
 from lowtide.execute.shards.meshes import Connected
 from lowtide.graph import Graph, Op, Rect, Role
@@ -27,6 +27,7 @@ __all__ = [
     "SplitStep",
     "at_path",
     "copies_of",
+    "copy_state",
     "cut_model",
     "fill_model",
     "named_tensors",
@@ -130,6 +131,33 @@ def fill_model(
         value = at_path(model, name.split("."))
         value.grad = None
         value.data = part(name, box)
+
+
+def copy_state(
+    model: nn.Module,
+    state: Mapping[str, torch.Tensor],
+    boxes: Mapping[str, Rect],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    all_of_it: bool,
+) -> None:
+    """Have this process's parts of the values of a state_dict.
+
+    Buffers that a state_dict leaves out stay as they are, unless ``all_of_it`` is needed.
+    """
+    saved = model.state_dict().keys()
+    for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        shape = tuple(shapes.get(name, value.shape))
+        if name not in state and name not in saved and not all_of_it:
+            continue
+        if name not in state or tuple(state[name].shape) != shape:
+            found = f"has the shape {list(state[name].shape)}" if name in state else "is missing"
+            raise RunError(
+                f"{name!r} {found} in the state_dict; the model has it with the shape {list(shape)}. "
+                "Give the state_dict of the same model"
+            )
+        box = boxes.get(name, Rect.of_shape(shape))
+        value.detach().copy_(state[name][box.slices()])
 
 
 def named_tensors(function: Callable[..., Any], *args: Any) -> dict[str, torch.Tensor]:

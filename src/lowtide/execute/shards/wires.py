@@ -33,9 +33,13 @@ class ProcessWire:
         """All messages at once; returns when they are there."""
         distributed: Any = torch.distributed
         with self._watch.communicating():
-            calls = [distributed.P2POp(distributed.isend, x, self._ranks[to], self._group) for to, x in sends]
+            calls = [
+                distributed.P2POp(distributed.isend, _real(x), self._ranks[to], self._group)
+                for to, x in sends
+            ]
             calls += [
-                distributed.P2POp(distributed.irecv, x, self._ranks[k], self._group) for k, x in receives
+                distributed.P2POp(distributed.irecv, _real(x), self._ranks[k], self._group)
+                for k, x in receives
             ]
             for work in distributed.batch_isend_irecv(calls) if calls else ():
                 work.wait()
@@ -45,5 +49,10 @@ class ProcessWire:
         """The sum over all processes."""
         distributed: Any = torch.distributed
         with self._watch.communicating():
-            distributed.all_reduce(x, group=self._group)
+            distributed.all_reduce(_real(x), group=self._group)
         self.sent_bytes += x.nbytes
+
+
+def _real(x: Tensor) -> Tensor:
+    """The same memory as real numbers, which every backend sends and adds up."""
+    return torch.view_as_real(x) if x.is_complex() else x

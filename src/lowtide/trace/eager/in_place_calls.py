@@ -21,12 +21,14 @@ from lowtide.torch_internals import OpOverload, TorchDispatchMode, overload_name
 from lowtide.trace.eager.layouts import Layouts, is_functional_of
 from lowtide.trace.eager.library import define
 
-__all__ = ["IN_PLACE_OF", "NO_GRAD", "InPlaceCalls", "in_place_form", "operator_in_place"]
+__all__ = ["IN_PLACE_OF", "NO_GRAD", "WRITTEN_OVER", "InPlaceCalls", "in_place_form", "operator_in_place"]
 
 IN_PLACE_OF = "lowtide_in_place_of"
 """In the meta of a node: the operator in place that it stands for."""
 NO_GRAD = "lowtide_no_grad"
 """In the meta of a node: it was called while gradients were switched off, as all of backward is."""
+WRITTEN_OVER = "lowtide_written_over"
+"""In the meta of such a node: it is written over its first argument, which autograd still takes it for."""
 
 _FORMS: dict[Any, Any] = {}
 """Operators in place by the form of them that was defined; torch keeps those for the whole process too."""
@@ -63,6 +65,7 @@ class InPlaceCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 break
             if stopped:
                 node.meta[NO_GRAD] = True
+                node.meta[WRITTEN_OVER] = _writes(func) and is_functional_of(node.target, func)
             if in_place and is_functional_of(node.target, func):
                 node.meta[IN_PLACE_OF] = func
         return result
@@ -103,6 +106,14 @@ def _copying(in_place: Any) -> Callable[..., Any]:
         return in_place(first.clone(), *args, **kwargs)
 
     return run
+
+
+@cache
+def _writes(func: Any) -> bool:
+    """Whether an operator writes over its first argument."""
+    arguments = schema_of(func).arguments if isinstance(func, OpOverload) else ()
+    first = arguments[0].alias_info if arguments else None
+    return first is not None and first.is_write
 
 
 @cache

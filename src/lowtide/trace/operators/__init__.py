@@ -8,7 +8,17 @@ Every node calls an ATen operator that autograd knows, so that the tile's graph 
 """
 
 from lowtide.trace.operators.emit import emit, loss_total, supported
+from lowtide.trace.operators.history import stopped
 from lowtide.trace.operators.site import InputPart, cropped
 from lowtide.trace.operators.table import adds_up, depends_on_place
 
-__all__ = ["InputPart", "adds_up", "cropped", "depends_on_place", "emit", "loss_total", "supported"]
+__all__ = [
+    "InputPart",
+    "adds_up",
+    "cropped",
+    "depends_on_place",
+    "emit",
+    "loss_total",
+    "stopped",
+    "supported",
+]

@@ -36,8 +36,12 @@ def batch_norm(
     def write(function: Any, *args: Any) -> fx.Node:
         return target.call_function(function, args)
 
+    args = list(call.args)
+    if isinstance(args[3], bool):  # an overload without running statistics
+        args[3:3] = [None, None]
+
     def given(place: int) -> InputPart | None:
-        value = call.args[place] if place < len(call.args) else None
+        value = args[place]
         return others[joint.tensor_of[value]] if isinstance(value, fx.Node) else None
 
     shape = joint.graph.tensors[op.inputs[0]].shape or ()
@@ -56,7 +60,7 @@ def batch_norm(
             found = write(ADD_UP, found, False, wire)
         return write(aten.div.Scalar, found, count)
 
-    training, momentum, eps = call.args[5:8]
+    training, momentum, eps = args[5:8]
     running = given(3), given(4)
     if training:
         mean = mean_of(x.node)

@@ -14,6 +14,6 @@ def differentiable_tensors(joint: Joint) -> set[int]:
     found = {t for t, g in pairs if t is not None and g is not None}
     for op in joint.graph.ops:
         if op.phase is Phase.FORWARD and found.intersection(op.inputs):
-            made = (t for t in op.outputs if t not in joint.stopped)
-            found |= {t for t in made if joint.values[t].is_floating_point()}
+            made = (t for t in op.outputs if t not in joint.stopped or joint.overwritten.get(t) in found)
+            found |= {t for t in made if joint.values[t].is_floating_point() or joint.values[t].is_complex()}
     return found

@@ -30,7 +30,7 @@ from lowtide.graph.shards import (
     scattered,
 )
 from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE, SPREAD
-from lowtide.trace.operators import InputPart, cropped, emit, loss_total, supported
+from lowtide.trace.operators import InputPart, cropped, emit, loss_total, stopped, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
 from lowtide.trace.shards.differentiable import differentiable_tensors
 from lowtide.trace.step.builder import Call
@@ -146,7 +146,7 @@ class _Local:
         split = any(map(share.shared, self.axes))
         if op.kind in BATCH_NORMS and split:
             node = self._batch_norm(op, call, share)
-            self._made(op.outputs[0], node, share.cut)
+            self._made(op.outputs[0], node, share)
             return
         relations = access(self.graph, op).relations
         whole = not split and any(
@@ -157,16 +157,19 @@ class _Local:
                 raise CaptureError(f"{op.label}: {op.kind} cannot be split; each device has to run all of it")
             made = self._verbatim(op, call)
             for t in op.outputs:
-                self._made(t, self._result(call, made, t), share.cut)
+                self._made(t, self._result(call, made, t), share)
             return
         for output, t in enumerate(op.outputs):
             if t in self.needed:
-                self._made(t, self._written(op, call, output, share, relations[output]), share.cut)
+                self._made(t, self._written(op, call, output, share, relations[output]), share)
 
-    def _made(self, t: int, node: fx.Node, cut: Cut) -> None:
-        if t in self.joint.stopped:
-            node = self.target.call_function(aten.detach.default, (node,))
-        self.cuts[t], self.parts[t] = cut, InputPart(node, self._box(t, cut))
+    def _made(self, t: int, node: fx.Node, share: OperatorShare) -> None:
+        cut, before = share.cut, self.joint.overwritten.get(t, -1)
+        part, there = InputPart(node, self._box(t, cut)), dict[int, InputPart]()
+        if before in self.parts and self._shape(before) == self._shape(t):
+            there[before] = self._brought(before, lambda rank, dim: list(self._box(t, cut, rank))[dim], share)
+        node = stopped(self.target, self.joint, t, part, there)
+        self.cuts[t], self.parts[t] = cut, InputPart(node, part.box)
 
     def _written(self, op: Op, call: Call, output: int, share: OperatorShare, relation: Relation) -> fx.Node:
         """This device's part of a result."""

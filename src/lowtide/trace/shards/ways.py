@@ -262,7 +262,7 @@ class ShardWays:
 
     def _part(self, length: int) -> float:
         """The share of the device that has most of a dimension."""
-        return -(-length // self.mesh.devices) / length
+        return -(-length // self.mesh.devices) / length if length else 1.0
 
     def _operator(self, number: int, op: Op, share: OperatorShare) -> float:
         """What an operator takes, forward and backward, with the sum that ends it."""

@@ -13,7 +13,7 @@ from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.distributed.collectives import COLLECTIVES, is_collective, lacks_joined_form
 from lowtide.trace.eager.gradients import owners_of_gradients, place_of, whole
-from lowtide.trace.eager.in_place_calls import NO_GRAD
+from lowtide.trace.eager.in_place_calls import NO_GRAD, WRITTEN_OVER
 from lowtide.trace.eager.layouts import Layout, layout_of
 from lowtide.trace.eager.rewrite import traced_in_forward
 from lowtide.trace.eager.updates import written_arguments
@@ -54,6 +54,8 @@ class Joint:
     """Results of forward that are no tensors, by their place among the outputs."""
     stopped: frozenset[int] = frozenset()
     """Tensors of forward that were made while gradients were switched off."""
+    overwritten: Mapping[int, int] = field(default_factory=dict)
+    """Those of them that were written over another tensor, which autograd takes them for."""
     marks: str | None = None
     """What the user's function does to gradients beyond its operators, in words."""
     apart: tuple[int, ...] = ()
@@ -185,6 +187,7 @@ def read_symbolic(
         constants=builder.constants,
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
         stopped=_stopped(calls, builder) if tangents else frozenset(),
+        overwritten=_overwritten(calls, builder) if tangents else {},
         marks=marks or _talks(calls),
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
@@ -247,6 +250,12 @@ def _result_of(tangent: fx.Node) -> int | None:
 def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
     made = (node for node in nodes if traced_in_forward(node) and node.meta.get(NO_GRAD))
     return frozenset(builder.tensor_of[node] for node in made if node in builder.tensor_of)
+
+
+def _overwritten(nodes: Iterable[fx.Node], builder: Builder) -> dict[int, int]:
+    known = builder.tensor_of
+    some = (node for node in nodes if traced_in_forward(node) and node.meta.get(WRITTEN_OVER))
+    return {known[n]: known[n.args[0]] for n in some if n in known and n.args[0] in known}  # type: ignore[index]
 
 
 def _has_effect(node: fx.Node) -> bool:

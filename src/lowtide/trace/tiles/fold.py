@@ -15,11 +15,12 @@ import torch
 from torch import fx, nn
 
 from lowtide.errors import CaptureError
-from lowtide.graph import LOOP, Op, Tensor
+from lowtide.graph import LOOP, Op, Rect, Tensor
 from lowtide.trace.eager.gradients import copy_gradients
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, operator_in_place
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.library import define
+from lowtide.trace.operators import InputPart, stopped
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
@@ -205,8 +206,10 @@ class Fold(ABC):
 
     def stopped(self, tensor: int, node: fx.Node) -> fx.Node:
         """The tensor, through which no gradient goes where none did."""
-        stopped = tensor in self.old.stopped
-        return self.graph.call_function(aten.detach.default, (node,)) if stopped else node
+        box = Rect.of_shape(self.old.values[tensor].shape)
+        before = self.old.overwritten.get(tensor)
+        parts = {} if before not in self.node else {before: InputPart(self.node[before], box)}
+        return stopped(self.graph, self.old, tensor, InputPart(node, box), parts)
 
     def copied(self, source: fx.Node, like: torch.Tensor) -> fx.Node:
         """What is written over a tensor, in its shape and type: autograd has no derivative of ``copy``."""

@@ -142,7 +142,10 @@ def depends(
         t = stack.pop()
         if t in leaves:
             return True
-        if t in maker and t not in joint.stopped and maker[t].kind != _DETACHES:
+        if t in joint.overwritten:
+            stack += {joint.overwritten[t]} - seen
+            seen.add(joint.overwritten[t])
+        elif t in maker and t not in joint.stopped and maker[t].kind != _DETACHES:
             dropped = maker[t].kind == MASKED and t == maker[t].outputs[0]
             new = set(maker[t].inputs) if dropped else values_read(joint.graph, maker[t])
             stack += new - seen

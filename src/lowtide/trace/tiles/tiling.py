@@ -25,7 +25,7 @@ from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.trace.eager.layouts import layouts_of
-from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, supported
+from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, stopped, supported
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.accumulate import accumulating, summed
@@ -262,8 +262,7 @@ class Tiling:
                 if t in needed and t in made:
                     with written_for(target, op):
                         node = self._written(target, op, call, output, parts, needed, over, total)
-                    if t in self.joint.stopped:
-                        node = target.call_function(aten.detach.default, (node,))
+                    node = stopped(target, self.joint, t, InputPart(node, needed[t]), parts)
                     parts[t] = InputPart(node, needed[t])
         target.output((parts[self.result].node,))
         places = tuple(k for k, t in enumerate(given) if t in gradients)

@@ -7,6 +7,7 @@ another name and moved when it is whole; then that file is written. Whoever is k
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,11 +17,13 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
@@ -33,14 +36,25 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from lowtide.documents import read_document, write_document
 from lowtide.errors import FileError, RunError
 from lowtide.execute.shards.meeting import Meeting
-from lowtide.execute.shards.saved.index import IndexedReader, write_index
+from lowtide.execute.shards.saved.index import IndexedReader, checksums, write_index
 from lowtide.graph import Rect
+from lowtide.nested import mapped
 
-__all__ = ["RANDOM", "SavedPart", "load_checkpoint", "optimizer_groups", "optimizer_parts", "save_checkpoint"]
+__all__ = [
+    "RANDOM",
+    "SavedPart",
+    "load_checkpoint",
+    "model_parts",
+    "optimizer_groups",
+    "optimizer_parts",
+    "save_checkpoint",
+]
 
 RANDOM = "random state"
 """What the state of the generator of random numbers is saved as."""
 _KEPT = 2
+_FLOAT = "float:"
+"""How texts begin that stand for numbers which JSON has not: infinite ones, and NaN."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -114,7 +128,15 @@ class _Load(DefaultLoadPlanner):
                     f"{name!r} has the shape {list(saved.size)} in the checkpoint, and "
                     f"{list(part.shape)} here; give that of this model"
                 )
-            items += create_read_items_for_chunk_list(name, saved, [part.chunk])
+            read = create_read_items_for_chunk_list(name, saved, [part.chunk])
+            found, needed = sum(math.prod(item.lengths) for item in read), math.prod(part.box.shape)
+            if found != needed:
+                raise RunError(
+                    f"the checkpoint has {found} of the {needed} elements of {name!r} that "
+                    "are needed here; its index is damaged. Load the checkpoint before it: name that in "
+                    "latest.json"
+                )
+            items += read
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
@@ -141,23 +163,39 @@ def save_checkpoint(
     told = meeting.settled("begin a checkpoint", begun).encode()
     name = meeting.everybody("begin a checkpoint", told)[0].decode()
     made = folder / f".{name}.part"
-    meeting.settled("save the state", lambda: _written(made, parts, first=meeting.rank == 0))
+    metadata = meeting.settled("save the state", lambda: _written(made, parts))
+    own = meeting.settled("sum up files", lambda: checksums(made, metadata, f"__{meeting.rank}_"))
+    heard = meeting.everybody("compare checksums", msgspec.json.encode(own))
+    known = {key: value for one in heard for key, value in msgspec.json.decode(one).items()}
 
     def ended() -> None:
         if meeting.rank == 0:
+            write_index(made, metadata, known)
             made.rename(folder / name)
-            write_document(folder / "latest.json", _Latest(name, groups, dict(extra)))
+            told = mapped(_written_number, dict(extra))
+            write_document(folder / "latest.json", _Latest(name, mapped(_written_number, groups), told))
             _sweep(folder, name)
 
     meeting.settled("end a checkpoint", ended)
 
 
-def _written(folder: Path, parts: Mapping[str, SavedPart], *, first: bool) -> None:
+def _written_number(value: Any) -> Any:
+    """A number as JSON can hold it: of one that is not finite, a text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{_FLOAT}{value}"
+    return value
+
+
+def _read_number(value: Any) -> Any:
+    named = isinstance(value, str) and value.removeprefix(_FLOAT) in ("inf", "-inf", "nan")
+    return float(value.removeprefix(_FLOAT)) if named and value.startswith(_FLOAT) else value
+
+
+def _written(folder: Path, parts: Mapping[str, SavedPart]) -> Metadata:
     state = {name: part.tensor for name, part in parts.items()}
     try:
-        metadata = save(state, storage_writer=FileSystemWriter(folder), planner=_Save(parts))
-        if first:
-            write_index(folder, metadata)
+        found: Metadata = save(state, storage_writer=FileSystemWriter(folder), planner=_Save(parts))
+        return found
     except (Exception, CheckpointException) as error:
         raise FileError(
             f"{folder}: the checkpoint cannot be written: {_reason(error)}; give a folder that all processes "
@@ -186,10 +224,12 @@ def load_checkpoint(
     wanted = dict(parts)
     if optimizer is not None:
         wanted |= meeting.settled("read the checkpoint", lambda: _load_optimizer(path, optimizer, parts))
-        for group, settings in zip(optimizer.param_groups, latest.groups, strict=False):
+        groups = mapped(_read_number, latest.groups)
+        for group, settings in zip(optimizer.param_groups, groups, strict=False):
             group.update({key: _like(group.get(key), value) for key, value in settings.items()})
     meeting.settled("read the state", lambda: _read(path, wanted))
-    return latest.extra
+    extra: dict[str, Any] = mapped(_read_number, latest.extra)
+    return extra
 
 
 def _read(folder: Path, parts: Mapping[str, SavedPart]) -> None:
@@ -198,6 +238,18 @@ def _read(folder: Path, parts: Mapping[str, SavedPart]) -> None:
         load(state, storage_reader=IndexedReader(folder), planner=_Load(parts))
     except (Exception, CheckpointException) as error:
         raise RunError(f"{folder}: the checkpoint cannot be read: {_reason(error)}") from error
+
+
+def model_parts(
+    model: nn.Module, boxes: Mapping[str, Rect], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, SavedPart]:
+    """What this process has of a model, and the state of its random numbers, which all have alike."""
+    found = {RANDOM: SavedPart.whole(torch.get_rng_state())}
+    for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        cut = name in boxes
+        part = SavedPart(value, boxes[name], tuple(shapes[name])) if cut else SavedPart.whole(value)
+        found[f"model.{name}"] = part
+    return found
 
 
 def optimizer_parts(optimizer: torch.optim.Optimizer, parts: Mapping[str, SavedPart]) -> dict[str, SavedPart]:
