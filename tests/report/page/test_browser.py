@@ -158,6 +158,17 @@ def test_nodes_fold_and_are_told_by_phase(browser, split):
     nothing_wrong(browser)
 
 
+def test_messages_stand_below_the_computation(browser, split):
+    browser.open(split)
+    browser.view("lanes")
+    assert browser.colours("lanes") > 3
+    told = {browser.hover("lanes", k / 50, 0.7).partition(" ")[0] for k in range(5, 48)}
+    assert told & {"add_up", "exchange"}
+    above = {browser.hover("lanes", k / 50, 0.3).partition(" ")[0] for k in range(5, 48)}
+    assert not above & {"add_up", "exchange"}
+    nothing_wrong(browser)
+
+
 def test_moves_and_decisions_of_a_split_are_listed(browser, split):
     browser.open(split)
     browser.view("shards")

@@ -6,6 +6,8 @@ import pytest
 
 from lowtide.graph import RESIDENT_ROLES, Phase
 from lowtide.plan.check.communication import EXCHANGE, SUM, communications
+from lowtide.plan.program.instructions import Run
+from lowtide.plan.program.simulate import simulate
 from lowtide.report.page.make import Given, report_of
 from tests.report.page.cases import sharded
 
@@ -81,3 +83,18 @@ def test_a_split_is_shown_beside_one_device():
     assert report.shards[0].runs == (0, 1)
     assert device.measured.peak_bytes == 5000
     assert device.check.difference == pytest.approx(2e-7)
+
+
+def test_messages_have_a_lane_of_their_own():
+    plan = sharded().plan
+    (lane,) = reported(plan).runs[-1].lanes
+    assert lane.name == "communication"
+    timeline = simulate(plan.graph, plan.program, seconds=plan.seconds)
+    runs = [line.op for line in plan.program.instructions if isinstance(line, Run)]
+    now, expected = 0.0, []
+    for op, took in zip(runs, timeline.seconds, strict=True):
+        if plan.graph.ops[op].kind in (EXCHANGE, SUM):
+            expected += [now, now + took]
+        now += took
+    found = [time for pair in zip(lane.start, lane.end, strict=True) for time in pair]
+    assert found == pytest.approx(expected, abs=1e-6 * now)

@@ -1,17 +1,20 @@
-"""What copies do beside the computation, and when it waits for them."""
+"""What copies and messages do beside the computation, and when it waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from lowtide.cost import Span
 from lowtide.graph import Graph
+from lowtide.plan.check.communication import EXCHANGE, SUM
 from lowtide.plan.program.copy_lanes import Lanes, Link
+from lowtide.plan.program.instructions import Program, Run
 from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import MOST_SPANS, rounded_seconds
 from lowtide.report.page.types import Lane
 
-__all__ = ["CopiesSeen", "lanes_of_copies", "lanes_of_spans"]
+__all__ = ["CopiesSeen", "lane_of_talks", "lanes_of_copies", "lanes_of_spans"]
 
 _Spans = list[tuple[int, float, float]]
 
@@ -53,6 +56,27 @@ def lanes_of_copies(part: TablePart, seen: CopiesSeen) -> tuple[Lane, ...]:
         for name, spans in named
         if spans and seen.link is not None
     )
+
+
+def lane_of_talks(part: TablePart, program: Program | None, seconds: Sequence[float]) -> tuple[Lane, ...]:
+    """A lane for operators that talk to other processes; none where none does, or times are not known.
+
+    ``seconds`` are those of every run, one after the other.
+    """
+    ops = part.graph.ops
+    lines = range(len(ops)) if program is None else _runs(program)
+    ends = list(accumulate(seconds))
+    talks = [
+        (part.operator(op), end - took, end)
+        for op, took, end in zip(lines, seconds, ends, strict=False)
+        if ops[op].kind in (EXCHANGE, SUM)
+    ]
+    longest = sorted(talks, key=lambda span: span[1] - span[2])[:MOST_SPANS]
+    return (_lane("communication", "operator", longest),) if longest else ()
+
+
+def _runs(program: Program) -> list[int]:
+    return [line.op for line in program.instructions if isinstance(line, Run)]
 
 
 def lanes_of_spans(part: TablePart, spans: Sequence[Span]) -> tuple[Lane, ...]:
