@@ -24,8 +24,8 @@ export interface Blocks {
   in_all: number; bytes_left_out: number; events: number;
 }
 export interface Settled { arena_bytes: number; live_bytes: number; greedy_bytes: number; method: string; optimal: boolean; alignment: number }
-export interface Lane { name: string; what: "operator" | "tensor"; row: Column; start: Reals; end: Reals; measured: boolean }
-export interface DecisionTable { tensor: Column; decision: Column; reason: Column; price: Reals; instead: Reals }
+export interface Lane { name: string; what: "operator" | "tensor"; row: Column; start: Reals; end: Reals; measured: boolean; in_all: number }
+export interface DecisionTable { tensor: Column; decision: Column; reason: Column; price: Reals; instead: Reals; in_all: number }
 export interface PartRead { name: string; whole: Column; part: Column; halo: Column; times: number }
 export interface LoopView {
   operator: number; axes: Column; lo: Column[]; hi: Column[]; body: Column; body_bytes: Column; body_operators: Column; reads: PartRead[];

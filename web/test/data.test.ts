@@ -20,7 +20,7 @@ const report: Report = {
     name: "one", step: 0, note: "", budget_bytes: null, predicted: null, measured: null, eager: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
     moments: { operator: [0, 1], live: [140, 153], event: [0, 1], start: [0, 1], again: [0, 0], tile: [], seconds: 3, in_all: 2, peak: 1 },
     curve: null, layout: null, lanes: [], check: null, loops: [], proof: null,
-    decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1] },
+    decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1], in_all: 1 },
     blocks: { tensor: [1, 2, -1], operator: [0, 1, 1], use: [w("tensor"), w("tensor"), w("workspace")], bytes: [40, 8, 5], birth: [0, 1, 1], death: [2, 2, 2], offset: [], in_all: 3, bytes_left_out: 0, events: 2 },
   }],
 };

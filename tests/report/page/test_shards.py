@@ -8,6 +8,9 @@ from lowtide.graph import RESIDENT_ROLES, Phase
 from lowtide.plan.check.communication import EXCHANGE, SUM, communications
 from lowtide.plan.program.instructions import Run
 from lowtide.plan.program.simulate import simulate
+from lowtide.report.page import decisions as decisions_module
+from lowtide.report.page import lanes as lanes_module
+from lowtide.report.page import shards as shards_module
 from lowtide.report.page.make import Given, report_of
 from tests.report.page.cases import sharded
 
@@ -98,3 +101,24 @@ def test_messages_have_a_lane_of_their_own():
         now += took
     found = [time for pair in zip(lane.start, lane.end, strict=True) for time in pair]
     assert found == pytest.approx(expected, abs=1e-6 * now)
+
+
+def test_what_is_left_out_is_said(monkeypatch):
+    whole = reported(sharded())
+    assert whole.notes == ()
+    monkeypatch.setattr(decisions_module, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(lanes_module, "MOST_SPANS", 2)
+    monkeypatch.setattr(shards_module, "MOST_NODES", 5)
+    monkeypatch.setattr(shards_module, "MOST_BLOCKS", 4)
+    thinned = reported(sharded())
+    assert len(thinned.notes) == 5
+    device, (lane,) = thinned.runs[-1], whole.runs[-1].lanes
+    lengths = sorted(b - a for a, b in zip(lane.start, lane.end, strict=True))
+    (kept,) = device.lanes
+    found = sorted(b - a for a, b in zip(kept.start, kept.end, strict=True))
+    assert found == pytest.approx(lengths[-2:], rel=1e-3)
+    assert len(device.decisions.tensor) == 3 < device.decisions.in_all
+    sizes = [max(sent) for sent in thinned.shards[0].moves.sent]
+    assert sizes == [max(sent) for sent in whole.shards[0].moves.sent][:4]
+    named = [[report.words[k] for k in report.shards[0].nodes.name] for report in (thinned, whole)]
+    assert named[0] == named[1][:5]

@@ -71,8 +71,7 @@ def lane_of_talks(part: TablePart, program: Program | None, seconds: Sequence[fl
         for op, took, end in zip(lines, seconds, ends, strict=False)
         if ops[op].kind in (EXCHANGE, SUM)
     ]
-    longest = sorted(talks, key=lambda span: span[1] - span[2])[:MOST_SPANS]
-    return (_lane("communication", "operator", longest),) if longest else ()
+    return (_lane("communication", "operator", talks),) if talks else ()
 
 
 def _runs(program: Program) -> list[int]:
@@ -85,15 +84,16 @@ def lanes_of_spans(part: TablePart, spans: Sequence[Span]) -> tuple[Lane, ...]:
         return ()
     began = min(span.start for span in spans)
     lanes: dict[str, list[tuple[int, float, float]]] = {}
-    longest = sorted(spans, key=lambda span: -span.running)[:MOST_SPANS]
-    for span in longest:
+    for span in spans:
         name = f"{span.lane or 'device'}{' (host)' if span.host else ''}"
         lanes.setdefault(name, []).append((part.operator(span.op), span.kern - began, span.end - began))
     return tuple(_lane(name, "operator", rows, measured=True) for name, rows in sorted(lanes.items()))
 
 
 def _lane(name: str, what: str, rows: Iterable[tuple[int, float, float]], *, measured: bool = False) -> Lane:
-    ordered = sorted(rows, key=lambda row: row[1])
+    known = list(rows)
+    longest = sorted(known, key=lambda row: row[1] - row[2])[:MOST_SPANS]
+    ordered = sorted(longest, key=lambda row: row[1])
     times = rounded_seconds([time for _, start, end in ordered for time in (start, end)])
     table = "operator" if what == "operator" else "tensor"
     return Lane(
@@ -103,4 +103,5 @@ def _lane(name: str, what: str, rows: Iterable[tuple[int, float, float]], *, mea
         times[::2],
         times[1::2],
         measured,
+        len(known),
     )

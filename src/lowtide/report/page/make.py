@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +19,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
 from lowtide.plan.result.shard_plan import ShardPlan
+from lowtide.report.page.notes import notes_of
 from lowtide.report.page.run_view import WayToRun, run_view
 from lowtide.report.page.shards import check_of, shard_view
 from lowtide.report.page.tables import TablePart, Tables, Words
@@ -34,7 +34,6 @@ from lowtide.report.page.types import (
     ShardView,
     TradeoffCurve,
 )
-from lowtide.units import format_bytes
 
 __all__ = ["Given", "Source", "report_of"]
 
@@ -112,7 +111,7 @@ def report_of(
         shards=shards,
         made_by=made_by,
     )
-    return msgspec.structs.replace(report, words=maker.steps.words.all(), notes=tuple(_notes(report)))
+    return msgspec.structs.replace(report, words=maker.steps.words.all(), notes=tuple(notes_of(report)))
 
 
 class _Maker:
@@ -346,36 +345,3 @@ def _decided(plan: Plan) -> str:
         f"Of what backward needs, {d.kept} storages are kept, {d.recomputed} recomputed and {d.offloaded} "
         f"offloaded to the host{where}{more}. {d.in_place} operators run in place"
     )
-
-
-def _notes(report: Report) -> Iterable[str]:
-    """What is not shown in full."""
-    for step in report.steps:
-        rows = len(step.operators.name)
-        if step.operators_in_all > rows:
-            yield f"{step.name}: {rows:,} of {step.operators_in_all:,} operators have a row"
-    for run in report.runs:
-        moments, blocks = run.moments, run.blocks
-        if moments.in_all > len(moments.live):
-            yield (
-                f"{run.name}: {len(moments.live):,} of {moments.in_all:,} runs of operators are drawn, the "
-                "largest and the smallest of neighbours; the peak is among them"
-            )
-        if blocks.in_all > len(blocks.bytes):
-            yield (
-                f"{run.name}: the {len(blocks.bytes):,} largest of {blocks.in_all:,} blocks are listed; none "
-                f"of the others is larger than {format_bytes(blocks.bytes_left_out)}"
-            )
-    for split in report.shards:
-        listed = (
-            (len(split.nodes.name), split.nodes.in_all, "nodes of the devices' pictures", "those of forward"),
-            (len(split.moves.how), split.moves.in_all, "moves", "the largest"),
-            (len(split.decisions.tensor), split.decisions.in_all, "tensors", "the largest"),
-        )
-        for rows, in_all, what, which in listed:
-            if in_all > rows:
-                yield f"{split.name}: {rows:,} of {in_all:,} {what} are listed, {which} first"
-        devices = math.prod(split.mesh)
-        if len(split.ranks) < devices:
-            told = ", ".join(map(str, split.ranks))
-            yield f"{split.name}: devices {told} of {devices} are shown; the others are like one of them"

@@ -178,6 +178,8 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: Reals
     end: Reals
     measured: bool = False
+    in_all: int = 0
+    """More than there are rows where the lane is thinned."""
 
 
 class DecisionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +192,8 @@ class DecisionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that are spent for it."""
     instead: Reals = ()
     """Seconds that making it again would take, where it is kept."""
+    in_all: int = 0
+    """More than there are rows where the table is thinned."""
 
 
 class PartRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
