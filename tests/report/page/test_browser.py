@@ -29,6 +29,14 @@ FIELDS = {
 }
 
 
+COVERED = """
+const box = (one) => one.getBoundingClientRect(), chips = [...document.querySelectorAll('.chips button')];
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+return [...document.querySelectorAll('.zoom button')].flatMap((one) => chips.filter((chip) => meet(box(one), box(chip))).map((chip) => chip.innerText));
+"""
+"""Buttons that those of a field lie upon."""
+
+
 @pytest.fixture(scope="module")
 def browser():
     with started() as found:
@@ -352,6 +360,7 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(browser, planned, s
         for view in browser.tabs():
             browser.view(view)
             assert browser.run("return document.documentElement.scrollWidth") <= 390, view
+            assert browser.run(COVERED) == [], view
     browser.size(1200, 900)
     nothing_wrong(browser)
 
