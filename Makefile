@@ -7,7 +7,7 @@ MUTATIONS ?= 100000
 CASES ?= 2000
 TORCH ?= 2.13.0
 
-.PHONY: demo page site release-check test test-extended setup lint fuzz fuzz-models fuzz-plans bench clean
+.PHONY: demo page site release-check wheel-check test test-extended setup lint fuzz fuzz-models fuzz-plans bench clean
 
 setup: $(READY)
 
@@ -32,6 +32,9 @@ site: setup
 
 release-check: setup
 	$(BIN)/python tests/release_check.py
+
+wheel-check: setup
+	$(BIN)/python tests/release_check.py --install-torch 'torch==$(TORCH)' --demo ''
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q

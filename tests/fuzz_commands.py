@@ -47,7 +47,7 @@ from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.tiling import Tiling
 from lowtide.zoo import build
 from tests.mutate import mutated
-from tests.report.page.cases import measured
+from tests.report.page.cases import measured, sharded
 from tests.steps import DEVICE, described, families, families_plan
 
 SECONDS = 60
@@ -82,6 +82,8 @@ def document(name: str) -> bytes:
         return encode_document(families_plan())
     if name == "run":
         return encode_document(measured())
+    if name == "shards":
+        return encode_document(sharded())
     if name == "program":
         return encode_document(recompute_all(joint().graph))
     if name == "loop":
@@ -290,6 +292,7 @@ CASES: dict[str, Runner] = {
     "chain": _on_steps,
     "plan": _on_plans,
     "run": _on_runs,
+    "shards": _on_runs,
     "program": _on_programs,
     "loop": _on_programs,
     "costs": _on_caches,

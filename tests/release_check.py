@@ -1,9 +1,9 @@
-"""Checks a release: `python tests/release_check.py [--python PYTHON]... [--torch REQUIREMENT]`.
+"""Checks a release: `python tests/release_check.py [--python PYTHON]... [--torch REQUIREMENT] [--install-torch REQUIREMENT]`.
 
 Builds the source distribution and from it the wheel, looks inside, installs the wheel into a new environment
 of each Python, and runs commands there from an empty folder, first without torch and then with it. Torch is that of the
 environment that runs this script where the versions of Python agree; else the requirement is installed, without
-the packages that it asks for on GPUs.
+the packages that it asks for on GPUs. With `--install-torch` it is installed as users do, whatever there is here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def main() -> None:
         "--torch", default="torch==2.10.0", help="for other Pythons than this [torch==2.10.0]"
     )
     parser.add_argument(
+        "--install-torch", metavar="REQUIREMENT", help="install this torch, and what it needs"
+    )
+    parser.add_argument(
         "--demo", default=DEMO, help=f"what `lowtide demo` runs; '' for its own network [{DEMO}]"
     )
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave the packages")
@@ -56,7 +59,9 @@ def main() -> None:
         if given.keep:
             shutil.copytree(folder / "dist", given.keep, dirs_exist_ok=True)
         for k, python in enumerate(given.python or [sys.executable]):
-            installed(wheel, folder / f"env{k}", python, given.torch, given.demo)
+            whole = given.install_torch is not None
+            torch = given.install_torch if whole else given.torch
+            installed(wheel, folder / f"env{k}", python, torch, given.demo, whole=whole)
     say("the release is good")
 
 
@@ -80,8 +85,8 @@ def built(folder: Path) -> Path:
     return wheel
 
 
-def installed(wheel: Path, env: Path, python: str, torch: str, target: str) -> None:
-    """Install into a new environment, and run commands there."""
+def installed(wheel: Path, env: Path, python: str, torch: str, target: str, *, whole: bool) -> None:
+    """Install into a new environment, and run commands there; ``whole``: torch with what it needs."""
     run([python, "-m", "venv", str(env)])
     own, lowtide = str(env / "bin" / "python"), str(env / "bin" / "lowtide")
     run([own, "-m", "pip", "install", "--quiet", str(wheel)])
@@ -94,7 +99,10 @@ def installed(wheel: Path, env: Path, python: str, torch: str, target: str) -> N
     run([lowtide, "plan", str(DOCUMENT), "--budget", "50%", "--cost", "unit", "-o", "plan.json"], work)
     run([lowtide, "check", "plan.json"], work)
     run([lowtide, "report", "plan.json", "-o", "plan.html", "--rivals", "0"], work)
-    with_torch(env, own, torch)
+    if whole:
+        run([own, "-m", "pip", "install", "--quiet", torch])
+    else:
+        with_torch(env, own, torch)
     run([lowtide, "demo", *([target] if target else []), "-o", "demo.html", "--repeats", "1"], work)
     pages = {name: (work / name).stat().st_size for name in ("plan.html", "demo.html")}
     view = doctor(lowtide, work)

@@ -1,6 +1,8 @@
 """What a release is made of; `make release-check` builds and installs it."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,27 @@ def test_both_packages_are_built_and_whole(tmp_path):
 
     wheel = built(tmp_path)
     assert wheel.name.startswith(f"lowtide-{lowtide.__version__}-cp310-abi3-")
+
+
+@pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="the source distribution has no CI")
+@pytest.mark.parametrize(("tests", "wheel"), [(0, 0), (2, 0), (0, 2), (1, 2)])
+def test_ci_fails_where_tests_or_packages_do(tests, wheel, tmp_path):
+    """With a ``make`` that ends as it is told to."""
+    (tmp_path / ".ci").mkdir()
+    script = tmp_path / ".ci" / "run"
+    script.write_text((ROOT / ".ci" / "run").read_text())
+    make = tmp_path / "make"
+    make.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = test ] && echo "3 passed in 1.00s" && exit {tests}\n'
+        f'[ "$1" = wheel-check ] && echo "1 failed: a package" && exit {wheel}\n'
+        "exit 9\n"
+    )
+    make.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", str(script)], env=env, cwd="/", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == (tests or wheel)
+    assert "a package" in done.stdout, "both run"
+    assert done.stdout.splitlines()[-1] == "3 passed in 1.00s"

@@ -1,8 +1,11 @@
 """Makes the pictures of docs/report.md from a page.
 
     make demo && python docs/images/screenshots.py .demo/memory.html
+    lowtide shard unet:base=4,batch=2,size=188 --devices 4 --cut width --run --compare -o shards.json
+    lowtide report shards.json -o shards.html
+    python docs/images/screenshots.py shards.html shards
 
-Needs Chromium, chromedriver and selenium.
+Views may be named; else all that the page has are pictured. Needs Chromium, chromedriver and selenium.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ PICTURES = {
     "report-budgets": ("budgets", 960, 760),
     "report-layout": ("layout", 960, 760),
     "report-graph": ("graph", 960, 760),
+    "report-shards": ("shards", 960, 1500),
 }
 """The view, and how wide and how high its picture is at most."""
 
 
-def main(page: str) -> None:
+def main(page: str, *views: str) -> None:
     """One PNG for each picture, beside this script."""
     if missing():
         sys.exit(missing())
@@ -33,11 +37,13 @@ def main(page: str) -> None:
         for name, (view, width, height) in PICTURES.items():
             browser.size(width, 800)
             browser.open(Path(page))
+            if view not in browser.tabs() or (views and view not in views):
+                continue
             browser.view(view)
             (FOLDER / f"{name}.png").write_bytes(browser.picture(most=height))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

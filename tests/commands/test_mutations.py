@@ -12,6 +12,7 @@ MUTATIONS = {
     "chain": 80,
     "plan": 60,
     "run": 40,
+    "shards": 40,
     "program": 60,
     "loop": 40,
     "costs": 30,

@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from lowtide.commands.main import cli, main
+from lowtide.documents import read_document
 from lowtide.errors import RunError
 from lowtide.execute.shards.ranks import on_ranks
+from lowtide.plan.result.shard_plan import ShardPlan, valid_shard_plan
 
 
 def shard(*words):
@@ -36,8 +38,9 @@ def test_says_how_a_step_is_split():
         (["convpool", "--devices", "2", "--link", "fast"], "write bytes a second and a delay"),
         (
             ["convpool", "--devices", "2", "--simulate", "--run"],
-            "--simulate runs, draws and compares nothing",
+            "--simulate runs, draws, compares and writes nothing",
         ),
+        (["convpool", "--devices", "2", "--simulate", "-o", "shards.json"], "leave one of them out"),
     ],
 )
 def test_bad_input_is_refused(words, told, capsys):
@@ -69,9 +72,10 @@ def test_draws_a_device(tmp_path):
     ("target", "least"),
     [("convpool", 3), pytest.param("unet:base=1,batch=1,size=188", 60, marks=pytest.mark.extended)],
 )
-def test_processes_give_the_gradients_of_one(target, least):
+def test_processes_give_the_gradients_of_one(target, least, tmp_path):
     words = ["--cut", "height", "--run", "--check", "--double", "--time-limit", "1", "--json"]
-    done = shard(target, "--devices", "2", *words)
+    out = tmp_path / "shards.json"
+    done = shard(target, "--devices", "2", *words, "-o", str(out))
     assert done.exit_code == 0
     view = json.loads(done.output)
     assert view["devices"] == 2
@@ -82,6 +86,15 @@ def test_processes_give_the_gradients_of_one(target, least):
     assert max(view["wire_bytes_per_rank"]) == view["predicted_wire_bytes"], "known before a process started"
     for peak, planned in zip(view["bytes_per_rank"], view["planned_bytes_per_rank"], strict=True):
         assert peak <= planned <= view["budget_bytes"]
+    found = valid_shard_plan(read_document(out, ShardPlan))
+    assert [one.peak_bytes for one in found.measured] == view["bytes_per_rank"]
+    assert [sum(move.sent_bytes[rank] for move in found.moves) for rank in range(2)] == view[
+        "wire_bytes_per_rank"
+    ]
+    page = tmp_path / "report.html"
+    shown = CliRunner().invoke(cli, ["report", str(out), "-o", str(page)], catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert "data-card" in page.read_text()
 
 
 def test_a_process_that_fails_is_named_and_others_are_ended(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import { Layout } from "./views/layout";
 import { Operators } from "./views/operators";
 import { Overview } from "./views/overview";
 import { Peak } from "./views/peak";
+import { Shards } from "./views/shards";
 import { Tiles } from "./views/tiles";
 
 /** What every view is given. */
@@ -41,8 +42,12 @@ const VIEWS: View[] = [
   { id: "lanes", title: "Lanes", component: Lanes, single: true, has: some((run) => run.moments.start.length > 0 || run.lanes.length > 0) },
   { id: "operators", title: "Operators", component: Operators, single: true, has: (report) => report.steps.some((step) => step.operators.name.length > 0) },
   { id: "tiles", title: "Tiles", component: Tiles, single: true, has: some((run) => run.loops.length > 0) },
+  { id: "shards", title: "Shards", component: Shards, single: false, has: (report) => report.shards.length > 0 },
   { id: "graph", title: "Graph", component: GraphView, single: true, has: (report) => report.steps.some((step) => step.operators.name.length > 0) },
 ];
+
+/** Views that are not about a way to run the step, or two. */
+const ALONE = new Set(["budgets", "shards"]);
 
 const EMPTY = { title: "", about: "" };
 
@@ -100,7 +105,7 @@ export function App({ report }: { report: Report }) {
         </div>
       </nav>
       <main id="view" role="tabpanel" aria-labelledby={`tab-${view}`}>
-        {report.runs.length > 1 && chosen?.id !== "budgets" && (
+        {report.runs.length > 1 && !ALONE.has(chosen?.id ?? "") && (
           <div class="pair">
             {(["before", "after"] as const).map((side, k) => (
               <label key={side}>
@@ -114,7 +119,7 @@ export function App({ report }: { report: Report }) {
             ))}
           </div>
         )}
-        {(report.runs.length <= 1 || chosen?.id === "budgets") && <div style={{ height: "16px" }} />}
+        {(report.runs.length <= 1 || ALONE.has(chosen?.id ?? "")) && <div style={{ height: "16px" }} />}
         {chosen && <chosen.component {...shown} key={chosen.id} />}
       </main>
       <footer>

@@ -1,5 +1,5 @@
 // What views ask of the document. Pure functions: tests are in test/.
-import type { Column, Moments, Report, RunView, StepTables } from "./types";
+import type { Column, Moments, Report, RunView, ShardView, StepTables } from "./types";
 
 /** How many values of a sorted array are at most `x`. */
 export function bisect(values: ArrayLike<number | null>, x: number): number {
@@ -271,6 +271,52 @@ export function shownRows(root: Node, open: ReadonlySet<string>): Node[] {
   };
   visit(root);
   return found;
+}
+
+/** `Rect([0, 7], [4, 16])`, as document 002 writes it; `None` where there is none. */
+export function rectText(flat: Column | null): string {
+  if (!flat) return "None";
+  const half = flat.length / 2;
+  return `Rect([${flat.slice(0, half).join(", ")}], [${flat.slice(half).join(", ")}])`;
+}
+
+/** A part of each dimension that is shorter than the whole, from 0 to 1; a Rect of other dimensions has none. */
+export function cutDims(flat: Column | null, shape: Column): { dim: number; lo: number; hi: number }[] {
+  const found: { dim: number; lo: number; hi: number }[] = [];
+  if (flat?.length !== 2 * shape.length) return found;
+  const half = shape.length;
+  for (let dim = 0; dim < half; dim++) {
+    const whole = shape[dim] || 1;
+    if (flat[half + dim] - flat[dim] < shape[dim]) found.push({ dim, lo: flat[dim] / whole, hi: flat[half + dim] / whole });
+  }
+  return found;
+}
+
+/** A row of the list of nodes: a module, or a node by its number. */
+export interface NodeRow { module: string; node: number; count: number }
+
+/** Nodes in order under their modules; those of folded modules are left out. */
+export function nodeRows(modules: string[], shown: (node: number) => boolean, open: (module: string) => boolean): NodeRow[] {
+  const found: NodeRow[] = [];
+  let head: NodeRow | null = null;
+  modules.forEach((module, node) => {
+    if (!shown(node)) return;
+    if (!head || head.module !== module) found.push((head = { module, node: -1, count: 0 }));
+    head.count++;
+    if (open(module)) found.push({ module, node, count: 1 });
+  });
+  return found;
+}
+
+/** Bytes that leave the device that sends most, by how they move, largest first. */
+export function movedBy(report: Report, split: ShardView): [string, number][] {
+  const { how, sent } = split.moves, found = new Map<string, Column>();
+  how.forEach((word, k) => {
+    const name = report.words[word], sums = found.get(name) ?? split.ranks.map(() => 0);
+    sent[k].forEach((size, rank) => (sums[rank] += size));
+    found.set(name, sums);
+  });
+  return [...found].map(([name, sums]): [string, number] => [name, Math.max(...sums)]).sort((a, b) => b[1] - a[1]);
 }
 
 /** The budget of a curve that is nearest to some bytes. */

@@ -4,7 +4,8 @@ export const PALETTE = ["#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "
 
 const FIXED: Record<string, string> = {
   kept: "#4e79a7", recomputed: "#f28e2b", offloaded: "#b07aa1", tiled: "#59a14f", fused: "#76b7b2", "in place": "#e58aa0",
-  temporary: "#9aa5b1", resident: "#6b7785", result: "#9c755f", sharded: "#edc948",
+  temporary: "#9aa5b1", resident: "#6b7785", result: "#9c755f", sharded: "#edc948", replicated: "#8a94a3", summed: "#59a14f",
+  halo: "#f28e2b", gather: "#b07aa1", sum: "#59a14f", "scattered sum": "#76b7b2", communication: "#f28e2b",
   parameter: "#6b7785", buffer: "#8a94a3", constant: "#a8b0ba", input: "#59a14f", optimizer: "#9c755f", activation: "#4e79a7",
   gradient: "#e15759", "made by backward": "#e8a3a0", workspace: "#edc948", again: "#f28e2b", fetched: "#b07aa1", given: "#76b7b2", copy: "#ff9da7", restore: "#ff9da7", other: "#8a94a3", leaf: "#6b7785",
   forward: "#4e79a7", backward: "#e15759", update: "#9c755f",

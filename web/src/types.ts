@@ -24,8 +24,8 @@ export interface Blocks {
   in_all: number; bytes_left_out: number; events: number;
 }
 export interface Settled { arena_bytes: number; live_bytes: number; greedy_bytes: number; method: string; optimal: boolean; alignment: number }
-export interface Lane { name: string; what: "operator" | "tensor"; row: Column; start: Reals; end: Reals; measured: boolean }
-export interface DecisionTable { tensor: Column; decision: Column; reason: Column; price: Reals; instead: Reals }
+export interface Lane { name: string; what: "operator" | "tensor"; row: Column; start: Reals; end: Reals; measured: boolean; in_all: number }
+export interface DecisionTable { tensor: Column; decision: Column; reason: Column; price: Reals; instead: Reals; in_all: number }
 export interface PartRead { name: string; whole: Column; part: Column; halo: Column; times: number }
 export interface LoopView {
   operator: number; axes: Column; lo: Column[]; hi: Column[]; body: Column; body_bytes: Column; body_operators: Column; reads: PartRead[];
@@ -45,7 +45,21 @@ export interface TradeoffCurve {
   smallest_bytes: number; floor_bytes: number; cost: string; words: string; rivals: Rival[];
 }
 export interface DeviceLimits { name: string; flop_per_second: Record<string, number>; bytes_per_second: number }
+export interface ShardNodes {
+  name: Column; kind: Column; module: Column; phase: Column; shape: Column[]; label: Column[];
+  /** By node, label and device: lower bounds, then upper ones. */
+  box: (Column | null)[][][]; in_all: number;
+}
+export interface ShardDecisions { tensor: Column; decision: Column; cut: Column; part: Column; reason: Column; price: Reals; instead: Reals; in_all: number }
+export interface MoveTable { tensor: Column; operator: Column; how: Column; phase: Column; axis: Column; dim: Column; sent: Column[]; seconds: Reals; in_all: number }
+export interface SplitRow { name: string; seconds: number; peak_bytes: number; plain_bytes: number; wire_bytes: number; fits: boolean }
+export interface ShardView {
+  name: string; step: number; runs: Column; mesh: Column; ranks: Column; largest: number; budget_bytes: number | null; one: Figures; split: SplitRow;
+  messages: number; bound_seconds: number; gap: number; bytes_per_second: number; latency: number; compared: SplitRow[];
+  planned_bytes: Column; measured_bytes: Column; sent_bytes: Column; planned_sent_bytes: Column; check: GradientCheck | null; update_difference: number | null;
+  decisions: ShardDecisions; moves: MoveTable; nodes: ShardNodes;
+}
 export interface Report {
   title: string; about: string; words: string[]; steps: StepTables[]; runs: RunView[]; target: string;
-  tradeoff: TradeoffCurve | null; limits: DeviceLimits | null; notes: string[]; made_by: string; lowtide: "report"; version: number;
+  tradeoff: TradeoffCurve | null; limits: DeviceLimits | null; shards: ShardView[]; notes: string[]; made_by: string; lowtide: "report"; version: number;
 }

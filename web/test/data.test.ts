@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bisect, categoryOf, difference, kindsOf, liveAt, moduleTree, momentAt, nearest, place, shownRows, spelt, stacked } from "../src/data";
-import type { Report } from "../src/types";
+import { bisect, categoryOf, cutDims, difference, kindsOf, liveAt, moduleTree, momentAt, movedBy, nearest, nodeRows, place, rectText, shownRows, spelt, stacked } from "../src/data";
+import type { Report, ShardView } from "../src/types";
 
 // Two operators: `a` (forward, module m.x) makes tensor 1 from leaf 0; `b` (backward) makes tensor 2 and needs a workspace.
 const words = ["", "a", "b", "m.x", "forward", "backward", "parameter", "activation", "leaf0", "t1", "t2", "tensor", "workspace", "relu", "file.py:1", "recomputed", "why"];
 const w = (text: string) => words.indexOf(text);
 const report: Report = {
-  title: "", about: "", words, target: "", tradeoff: null, limits: null, notes: [], made_by: "", lowtide: "report", version: 1,
+  title: "", about: "", words, target: "", tradeoff: null, limits: null, shards: [], notes: [], made_by: "", lowtide: "report", version: 1,
   steps: [{
     name: "step", origin: "measured", operators_in_all: 2,
     operators: {
@@ -20,7 +20,7 @@ const report: Report = {
     name: "one", step: 0, note: "", budget_bytes: null, predicted: null, measured: null, eager: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
     moments: { operator: [0, 1], live: [140, 153], event: [0, 1], start: [0, 1], again: [0, 0], tile: [], seconds: 3, in_all: 2, peak: 1 },
     curve: null, layout: null, lanes: [], check: null, loops: [], proof: null,
-    decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1] },
+    decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1], in_all: 1 },
     blocks: { tensor: [1, 2, -1], operator: [0, 1, 1], use: [w("tensor"), w("tensor"), w("workspace")], bytes: [40, 8, 5], birth: [0, 1, 1], death: [2, 2, 2], offset: [], in_all: 3, bytes_left_out: 0, events: 2 },
   }],
 };
@@ -92,4 +92,30 @@ test("budgets are spelt so that they are not too small", () => {
   assert.equal(spelt(5_000_000), "4883KiB");
   assert.equal(spelt(100), "100");
   assert.equal(nearest([100, 50, 10], 58), 1);
+});
+
+test("a Rect is written as document 002 writes it", () => {
+  assert.equal(rectText([0, 7, 4, 16]), "Rect([0, 7], [4, 16])");
+  assert.equal(rectText([]), "Rect([], [])");
+  assert.equal(rectText(null), "None");
+});
+
+test("only dimensions that are cut have a bar", () => {
+  assert.deepEqual(cutDims([0, 8, 4, 16], [4, 16]), [{ dim: 1, lo: 0.5, hi: 1 }]);
+  assert.deepEqual(cutDims([0, 0, 4, 16], [4, 16]), []);
+  assert.deepEqual(cutDims(null, [4, 16]), []);
+  assert.deepEqual(cutDims([0, 8], [4, 16]), []);
+});
+
+test("nodes stand under their modules, and folded ones are left out", () => {
+  const rows = nodeRows(["a", "a", "b", "a"], (k) => k !== 1, (module) => module !== "b");
+  assert.deepEqual(rows, [
+    { module: "a", node: -1, count: 1 }, { module: "a", node: 0, count: 1 }, { module: "b", node: -1, count: 1 },
+    { module: "a", node: -1, count: 1 }, { module: "a", node: 3, count: 1 },
+  ]);
+});
+
+test("what moves is added up for each device, and the largest counts", () => {
+  const split = { ranks: [0, 3], moves: { how: [1, 2, 1], sent: [[1, 5], [2, 2], [3, 0]] } } as unknown as ShardView;
+  assert.deepEqual(movedBy(report, split), [["a", 5], ["b", 2]]);
 });

@@ -21,6 +21,7 @@ from lowtide.graph import Recording, check_fields
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.shard_plan import ShardPlan, valid_shard_plan
 from lowtide.plan.result.validate import valid_plan, valid_recording, valid_run
 from lowtide.printable import printable
 from lowtide.report.page.html import html_page
@@ -31,7 +32,7 @@ from lowtide.units import format_bytes, format_cost
 __all__ = ["report"]
 
 _OURS: dict[str, type[msgspec.Struct]] = {
-    "plan": Plan, "run": MeasuredRun, "timeline": Recording, "sweep": Sweep,
+    "plan": Plan, "run": MeasuredRun, "timeline": Recording, "sweep": Sweep, "shards": ShardPlan,
 }  # fmt: skip
 
 
@@ -53,8 +54,9 @@ def report(files: tuple[str, ...], output: str, title: str, rivals: float, as_js
     """Write a page on what a step does with memory: one file that opens offline.
 
     A FILE is a step in any format (a graph, a profile), a plan, a sweep, a run that was measured
-    (`lowtide run TARGET -o FILE`), a timeline, or a device (`lowtide doctor`). Several of them are shown
-    together; ways to run a step are compared.
+    (`lowtide run TARGET -o FILE`), a timeline, a step that is split over devices (`lowtide shard TARGET
+    --devices N -o FILE`), or a device (`lowtide doctor`). Several of them are shown together; ways to run a
+    step are compared.
     """
     check_outputs(output, inputs=list(files))
     given = [Given(_name(file, files), _read(file)) for file in files]
@@ -73,7 +75,8 @@ def report(files: tuple[str, ...], output: str, title: str, rivals: float, as_js
 
 def _title(given: Sequence[Given]) -> str:
     """The step, where its name is known, else the ways to run it."""
-    targets = [one.value.target for one in given if isinstance(one.value, MeasuredRun) and one.value.target]
+    named = [one.value for one in given if isinstance(one.value, MeasuredRun | ShardPlan)]
+    targets = [value.target for value in named if value.target]
     if targets:
         return targets[0]
     shown = [one.name for one in given if not isinstance(one.value, Device | Sweep | Recording)]
@@ -110,6 +113,8 @@ def _checked(found: Any) -> Source:
         return valid_run(found)
     if isinstance(found, Recording):
         return valid_recording(found)
+    if isinstance(found, ShardPlan):
+        return valid_shard_plan(found)
     value: Source = found
     return value
 
@@ -140,7 +145,13 @@ def _view(made: Report, output: str, size: int) -> dict[str, Any]:
         }
         for run in made.runs
     ]
-    return {"output": output, "bytes": size, "title": made.title, "runs": runs, "notes": list(made.notes)}
+    view = {"output": output, "bytes": size, "title": made.title, "runs": runs, "notes": list(made.notes)}
+    if made.shards:
+        view["shards"] = [
+            {"name": one.name, "mesh": one.mesh, "predicted": msgspec.to_builtins(one.split)}
+            for one in made.shards
+        ]
+    return view
 
 
 def _print(made: Report, output: str, size: int) -> None:

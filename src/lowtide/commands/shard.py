@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from lowtide.commands.common import (
     say,
     target_help,
 )
+from lowtide.commands.shard_document import shard_plan, taken
 from lowtide.commands.shard_draw import check_drawing, draw_shards
 from lowtide.commands.shard_simulate import LINK, simulated_text, simulated_view
 from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
 from lowtide.commands.shard_view import split_text, split_view
+from lowtide.documents import write_document
 from lowtide.errors import RunError
 from lowtide.files import check_outputs
 from lowtide.needs import needs_torch
@@ -32,7 +35,8 @@ from lowtide.printable import printable
 from lowtide.units import format_bytes
 
 if TYPE_CHECKING:
-    from lowtide.execute.shards.tried import ShardChoice
+    from lowtide.execute.compare.shards import ShareMeasured
+    from lowtide.execute.shards.tried import Chooser, ShardChoice
     from lowtide.trace.shards.kinds import WireSpeed
     from lowtide.trace.step.joint import Joint
     from lowtide.zoo.base import Built
@@ -63,6 +67,7 @@ _SIMULATED = 1024
 @click.option("--device", type=click.IntRange(0), metavar="K", help="Draw this device alone [all of them].")
 @kernels_option
 @click.option("--run", "runs", is_flag=True, help="Start a process a device here, and run the step on them.")
+@click.option("-o", "--output", metavar="FILE", help="Write all of this, for `lowtide report`.")
 @click.option("--check", "checks", is_flag=True, help="Fail if results are not those of one device.")
 @click.option("--double", is_flag=True, help="Run in float64, where results must agree to 1e-10.")
 @click.option(
@@ -94,6 +99,7 @@ def shard(
     device: int | None,
     kernels: str,
     runs: bool,
+    output: str | None,
     checks: bool,
     double: bool,
     time_limit: float,
@@ -108,12 +114,12 @@ def shard(
     those of one device.
     """
     refuse_reserved(budget)
-    if simulate and (runs or checks or compares or draw is not None):
-        raise click.UsageError("--simulate runs, draws and compares nothing; leave one of them out")
+    if simulate and (runs or checks or compares or draw is not None or output is not None):
+        raise click.UsageError("--simulate runs, draws, compares and writes nothing; leave one of them out")
     if devices > _MOST and not simulate:
         raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
     check_drawing(draw, device, devices)
-    check_outputs(draw, inputs=[read_for(target)])
+    check_outputs(draw, output, inputs=[read_for(target)])
     with needs_torch("capturing a PyTorch step"):
         built = built_step(target, seed, double)
         joint, graph = captured_step(built)
@@ -129,23 +135,31 @@ def shard(
         else:
             say(simulated_text(view))
         return
-    choice = _choice(joint, devices, cut, budget, time_limit, compares, wire)
+    chooser = _chooser(joint, devices, budget, time_limit, wire, forced=cut != "any")
+    choice = _choice(chooser, cut, compares)
     shards = choice.best.shards
     view = split_view(joint, choice)
     if draw is not None:
         draw_shards(joint, shards, device, target, draw)
+    shares: list[ShareMeasured] = []
     if runs or checks:
         with tempfile.TemporaryDirectory() as folder:
             task = ShardTask(
                 target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout
             )
-            view |= _ran(task, built)
+            shares = _ran(task, built)
+        view |= _measured_view(shares)
+    if output is not None:
+        made = shard_plan(chooser, choice, target, budget)
+        write_document(output, msgspec.structs.replace(made, measured=tuple(map(taken, shares))))
     if as_json:
         print_json(view)
     else:
         say(split_text(view) + ("\n" + _text(view) if "bytes_per_rank" in view else ""))
         if draw is not None:
             say(f"Wrote {printable(draw)}")
+        if output is not None:
+            say(f"Wrote {printable(output)}; lowtide report {printable(output)} draws it")
     if checks:
         _check(view, 1e-10 if double else 1e-3)
 
@@ -165,18 +179,24 @@ def _check(view: dict[str, Any], limit: float) -> None:
         )
 
 
-def _choice(
-    joint: Joint, devices: int, cut: str, budget: str, time_limit: float, compares: bool, link: WireSpeed
-) -> ShardChoice:
+def _chooser(
+    joint: Joint, devices: int, budget: str, time_limit: float, link: WireSpeed, *, forced: bool
+) -> Chooser:
     from lowtide.execute.planning.step_costs import described
-    from lowtide.execute.shards.tried import Chooser, choose
+    from lowtide.execute.shards.tried import Chooser
 
     size = parse_budget(budget).bytes
-    chooser = Chooser(joint, devices, described("cpu"), link, size, time_limit, forced=cut != "any")
+    return Chooser(joint, devices, described("cpu"), link, size, time_limit, forced=forced)
+
+
+def _choice(chooser: Chooser, cut: str, compares: bool) -> ShardChoice:
+    from lowtide.execute.shards.tried import choose
+
     return choose(chooser, cut, compare=compares)
 
 
-def _ran(task: ShardTask, built: Built) -> dict[str, Any]:
+def _ran(task: ShardTask, built: Built) -> list[ShareMeasured]:
+    """What each process took."""
     from lowtide.execute.compare.shards import ShareMeasured, write_reference
     from lowtide.execute.shards.ranks import on_ranks
 
@@ -185,7 +205,10 @@ def _ran(task: ShardTask, built: Built) -> dict[str, Any]:
     told.write_bytes(msgspec.json.encode(task))
     on_ranks("lowtide.commands.shard_rank", [str(told), task.folder], devices, task.seconds)
     files = [Path(task.folder, f"{rank}.json").read_bytes() for rank in range(devices)]
-    shares = [msgspec.json.decode(one, type=ShareMeasured) for one in files]
+    return [msgspec.json.decode(one, type=ShareMeasured) for one in files]
+
+
+def _measured_view(shares: Sequence[ShareMeasured]) -> dict[str, Any]:
     return {
         "max_rel_grad_diff": max(one.gradient_difference for one in shares),
         "max_rel_update_diff": max(one.update_difference for one in shares),

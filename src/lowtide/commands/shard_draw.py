@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from lowtide.graph.shards import Shards
 if TYPE_CHECKING:
     from lowtide.trace.step.joint import Joint
 
-__all__ = ["check_drawing", "draw_shards"]
+__all__ = ["check_drawing", "draw_shards", "drawn_names"]
 
 _FORMATS = {".svg": "svg", ".dot": "dot", ".gv": "dot", ".json": "native"}
 
@@ -29,13 +30,19 @@ def check_drawing(draw: str | None, device: int | None, devices: int) -> None:
         raise click.UsageError(f"--draw writes one of {', '.join(_FORMATS)}, by the end of the file's name")
 
 
-def draw_shards(joint: Joint, shards: Shards, device: int | None, target: str, draw: str) -> None:
-    """Write the picture of a device, or of all."""
-    from lowtide.trace.shards.picture import picture, pictures
+def drawn_names(target: str) -> Mapping[str, str]:
+    """What a network of the zoo calls the nodes of its picture."""
     from lowtide.zoo.target import NetworkTarget, parse
 
     found = parse(target)
-    names = found.network.drawn if isinstance(found, NetworkTarget) else {}
+    return found.network.drawn if isinstance(found, NetworkTarget) else {}
+
+
+def draw_shards(joint: Joint, shards: Shards, device: int | None, target: str, draw: str) -> None:
+    """Write the picture of a device, or of all."""
+    from lowtide.trace.shards.picture import picture, pictures
+
+    names = drawn_names(target)
     alone = 0 if shards.mesh.devices == 1 else device
     if alone is not None:
         graph = picture(joint, shards, alone, names)

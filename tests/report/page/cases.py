@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
+import msgspec
 import torch
 
-from lowtide import zoo
+from lowtide import capture, zoo
+from lowtide.commands.shard_document import shard_plan
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.fit import fit
+from lowtide.execute.shards.tried import Chooser, choose
 from lowtide.graph import GROUP, Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
+from lowtide.plan.result.shard_plan import ShardPlan, ShareTaken
+from lowtide.trace.shards.kinds import WireSpeed
 from tests.planning import plan_for
-from tests.steps import families, families_plan
+from tests.steps import DEVICE, families, families_plan
 
 TILED = "gpt2:batch=4,layers=1,width=16,heads=2,length=32,vocab=512"
 
@@ -49,6 +55,21 @@ def measured() -> MeasuredRun:
     built, plan = zoo.build(TILED), tiled()
     found = compare(built.model, built.batch, built.loss, lambda _: plan.program, in_place=False, repeats=1)
     return found.as_file(TILED, "cpu", plan)
+
+
+@functools.cache
+def sharded() -> ShardPlan:
+    """Two convolutions and a pool, cut by rows over two devices; processes are made up."""
+    torch._dynamo.reset()
+    built = zoo.build("convpool")
+    joint = capture(built.loss, built.model, *built.batch).joint
+    chooser = Chooser(joint, 2, DEVICE, WireSpeed(), time_limit=1.0, forced=True)
+    choice = choose(chooser, "height")
+    found = shard_plan(
+        chooser, replace(choice, others=(replace(choice.best, name="another"),)), "convpool", "100%"
+    )
+    share = ShareTaken(5000, 6000, 1000, 700, 700, 2e-7, 1e-8, 0.0)
+    return msgspec.structs.replace(found, measured=(share, share))
 
 
 def grouped() -> Graph:

@@ -11,7 +11,7 @@ from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.report.page.html import html_page
 from lowtide.report.page.make import Given, report_of
 from tests.report.page.browser import missing, started
-from tests.report.page.cases import measured, offloading, recomputing, tiled
+from tests.report.page.cases import measured, offloading, recomputing, sharded, tiled
 from tests.steps import DEVICE, families
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
@@ -27,6 +27,14 @@ FIELDS = {
     "tiles": ["tiles-0"],
     "graph": ["graph"],
 }
+
+
+COVERED = """
+const box = (one) => one.getBoundingClientRect(), chips = [...document.querySelectorAll('.chips button')];
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+return [...document.querySelectorAll('.zoom button')].flatMap((one) => chips.filter((chip) => meet(box(one), box(chip))).map((chip) => chip.innerText));
+"""
+"""Buttons that those of a field lie upon."""
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +73,23 @@ def ran(folder):
     return written(folder, "ran", measured())
 
 
+@pytest.fixture(scope="module")
+def split(folder):
+    """A step over two devices."""
+    return written(folder, "split", sharded())
+
+
 def nothing_wrong(browser):
     assert browser.said() == []
     assert browser.requested() == []
 
 
-def test_every_view_draws(browser, planned, ran):
-    for path, more in ((planned, {"compare", "decisions", "peak"}), (ran, {"tiles", "decisions", "peak"})):
+def test_every_view_draws(browser, planned, ran, split):
+    for path, more in (
+        (planned, {"compare", "decisions", "peak"}),
+        (ran, {"tiles", "decisions", "peak"}),
+        (split, {"shards", "lanes", "compare"}),
+    ):
         browser.open(path)
         views = browser.tabs()
         assert more <= set(views)
@@ -96,6 +114,79 @@ def test_the_first_screen_says_what_changed(browser, ran):
     assert "the peak stays inside" in cards["budget"]
     assert "compared with eager PyTorch" in cards["gradients"]
     assert "within" in cards["gradients"] or "bitwise equal" in cards["gradients"]
+    nothing_wrong(browser)
+
+
+def test_the_first_screen_says_how_a_step_is_split(browser, split):
+    plan = sharded()
+    browser.open(split)
+    cards = {
+        name: browser.run("return document.querySelector(`[data-card=${arguments[0]}]`).innerText", name)
+        for name in ("peak", "budget", "devices", "wire", "time", "gradients")
+    }
+    assert "the largest of 2, predicted" in cards["peak"]
+    assert "measured 4.88 KiB with workspaces" in cards["peak"]  # of 5,000 bytes
+    assert "as planned" in cards["wire"]
+    assert str(plan.messages) in cards["wire"]
+    assert "no split below" in cards["time"]
+    assert "within 2e-7" in cards["gradients"]
+    assert "compared with one device" in cards["gradients"]
+    nothing_wrong(browser)
+
+
+def test_boxes_are_shown_for_a_device_that_is_chosen(browser, split):
+    browser.open(split)
+    browser.view("shards")
+    text = "return document.querySelector('[data-node=conv1]').innerText"
+    drawn = {}
+    for picture in sharded().pictures:
+        browser.click(f"[data-device='{picture.rank}']")
+        (conv,) = (op for op in picture.graph.ops if op.id == "conv1")
+        box = conv.boxes["dist_input"]
+        drawn[picture.rank] = f"dist_input=Rect({list(box.lo)}, {list(box.hi)})"
+        assert drawn[picture.rank] in browser.run(text)
+    assert drawn[0] != drawn[1]
+    browser.click("[data-node=conv1]")
+    everywhere = browser.run("return document.querySelector('[data-everywhere]').innerText")
+    assert all(one.partition("=")[2] in everywhere for one in drawn.values())
+    nothing_wrong(browser)
+
+
+def test_nodes_fold_and_are_told_by_phase(browser, split):
+    browser.open(split)
+    browser.view("shards")
+    rows = "return Number(document.querySelector('[data-nodes]').dataset.nodes)"
+    opened = browser.run(rows)
+    browser.click("[data-phase=forward]")
+    assert 0 < browser.run(rows) < opened
+    browser.click("[data-fold=all]")
+    folded = browser.run(rows)
+    browser.click("[data-nodes] .module")
+    assert browser.run(rows) > folded
+    nothing_wrong(browser)
+
+
+def test_messages_stand_below_the_computation(browser, split):
+    browser.open(split)
+    browser.view("lanes")
+    assert browser.colours("lanes") > 3
+    told = {browser.hover("lanes", k / 50, 0.7).partition(" ")[0] for k in range(5, 48)}
+    assert told & {"add_up", "exchange"}
+    above = {browser.hover("lanes", k / 50, 0.3).partition(" ")[0] for k in range(5, 48)}
+    assert not above & {"add_up", "exchange"}
+    nothing_wrong(browser)
+
+
+def test_moves_and_decisions_of_a_split_are_listed(browser, split):
+    browser.open(split)
+    browser.view("shards")
+    moves = browser.run("return document.querySelector('[data-table=moves] tbody').innerText")
+    assert "halo" in moves
+    assert "gradient of" in moves
+    browser.click("[data-decision=sharded]")
+    body = browser.run("return document.querySelector('[data-table=sharded] tbody').innerText")
+    assert "dimension 2 over 2 devices" in body
+    assert "summed" not in body
     nothing_wrong(browser)
 
 
@@ -262,12 +353,14 @@ def test_light_and_dark(browser, planned):
     nothing_wrong(browser)
 
 
-def test_a_phone_shows_every_view_without_scrolling_sideways(browser, planned):
+def test_a_phone_shows_every_view_without_scrolling_sideways(browser, planned, split):
     browser.size(390, 800)
-    browser.open(planned)
-    for view in browser.tabs():
-        browser.view(view)
-        assert browser.run("return document.documentElement.scrollWidth") <= 390, view
+    for path in (planned, split):
+        browser.open(path)
+        for view in browser.tabs():
+            browser.view(view)
+            assert browser.run("return document.documentElement.scrollWidth") <= 390, view
+            assert browser.run(COVERED) == [], view
     browser.size(1200, 900)
     nothing_wrong(browser)
 
@@ -296,9 +389,35 @@ def hostile(plan):
     return replace(plan, graph=replace(plan.graph, tensors=tensors, ops=ops, name=HOSTILE), method=HOSTILE)
 
 
+def hostile_split(plan):
+    """The same for a split step, with the nodes of its pictures."""
+    replace = msgspec.structs.replace
+    pictures = tuple(
+        replace(
+            one,
+            graph=replace(
+                one.graph,
+                ops=tuple(
+                    replace(op, id=f"{HOSTILE}{op.id}", name=f"{HOSTILE}.{op.id}", boxes={HOSTILE: box})
+                    for op in one.graph.ops
+                    for box in [next(iter(op.boxes.values()), None)]
+                ),
+            ),
+        )
+        for one in plan.pictures
+    )
+    graph = hostile(plan.plan).graph
+    named = hostile(replace(plan.plan, graph=plan.graph)).graph
+    split = replace(plan.split, name=HOSTILE)
+    inner = replace(plan.plan, graph=graph, method=HOSTILE)
+    changed = {"graph": named, "plan": inner, "pictures": pictures}
+    return replace(plan, target=HOSTILE, split=split, others=(split,), **changed)
+
+
 def test_hostile_names_are_text(browser, folder):
     plans = [hostile(plan) for plan in (recomputing(), tiled())]
     given = [Given(f"{HOSTILE}{k}", value, note=HOSTILE) for k, value in enumerate(plans)]
+    given.append(Given(HOSTILE, hostile_split(sharded())))
     given.append(Given(HOSTILE, Step(plans[0].graph, costs=families().costs)))
     given.append(
         Given(HOSTILE, msgspec.structs.replace(DEVICE, matrix_flop_per_second={"float32": 1e9, HOSTILE: 2e9}))
@@ -308,7 +427,7 @@ def test_hostile_names_are_text(browser, folder):
     path = folder / "hostile.html"
     path.write_bytes(html_page(report))
     browser.open(path)
-    assert len(browser.tabs()) >= 10
+    assert len(browser.tabs()) >= 11
     for view in browser.tabs():
         browser.view(view)
         for field in FIELDS.get(view, ()):
@@ -316,7 +435,7 @@ def test_hostile_names_are_text(browser, folder):
                 browser.hover(field, 0.5, 0.5)
         assert (
             browser.run(
-                "return document.querySelectorAll('img, b:not([data-picked]):not(p b):not(.legend b)').length"
+                "return document.querySelectorAll('img, b:not([data-picked]):not(p b):not(.legend b):not(.node b)').length"
             )
             == 0
         ), view

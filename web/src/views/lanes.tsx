@@ -1,4 +1,4 @@
-// Compute and copy lanes over time. Communication lanes of shards will stand below them.
+// Compute, communication and copy lanes over time.
 import { useMemo } from "preact/hooks";
 import type { Shown } from "../app";
 import { Missing } from "../bits";
@@ -6,6 +6,9 @@ import { bisect } from "../data";
 import { Field } from "../field";
 import { bytes, seconds } from "../format";
 import { colour } from "../theme";
+
+/** What the lane of exchanges and sums is called. */
+const TALKS = "communication";
 
 interface Row { name: string; measured: boolean; start: ArrayLike<number>; end: ArrayLike<number>; text: (k: number) => string; tint: (k: number) => string }
 
@@ -15,19 +18,22 @@ export function Lanes({ report, run }: Shown) {
     const found: Row[] = [];
     const phaseTint = (row: number) => colour(words[operators.phase[row]], 0);
     const { moments } = run;
+    const moving = (row: number) => `${words[operators.module[row]] ? ` · for ${words[operators.module[row]]}` : ""} · ${bytes(tensors.bytes[operators.outputs[row][0]])} here afterwards`;
     if (moments.start.length && !run.lanes.some((lane) => lane.measured)) {
       const start = moments.start as number[], end = [...start.slice(1), moments.seconds ?? 0];
+      const talks = new Set(run.lanes.filter((lane) => lane.name === TALKS).flatMap((lane) => lane.row));
+      const own = start.map((_, k) => k).filter((k) => !talks.has(moments.operator[k])), at = (n: number) => own[n];
       found.push({
-        name: "compute", measured: false, start, end,
-        text: (k) => `${words[operators.name[moments.operator[k]]]} · ${words[operators.kind[moments.operator[k]]]} · ${words[operators.phase[moments.operator[k]]]}${moments.again[k] ? " · run again" : ""}${moments.tile.length && moments.tile[k] >= 0 ? ` · tile ${moments.tile[k] + 1}` : ""}`,
-        tint: (k) => (moments.again[k] ? colour("recomputed", 0) : phaseTint(moments.operator[k])),
+        name: "compute", measured: false, start: own.map((k) => start[k]), end: own.map((k) => end[k]),
+        text: (n) => `${words[operators.name[moments.operator[at(n)]]]} · ${words[operators.kind[moments.operator[at(n)]]]} · ${words[operators.phase[moments.operator[at(n)]]]}${moments.again[at(n)] ? " · run again" : ""}${moments.tile.length && moments.tile[at(n)] >= 0 ? ` · tile ${moments.tile[at(n)] + 1}` : ""}`,
+        tint: (n) => (moments.again[at(n)] ? colour("recomputed", 0) : phaseTint(moments.operator[at(n)])),
       });
     }
     for (const lane of run.lanes) {
       found.push({
         name: lane.name, measured: lane.measured, start: lane.start as number[], end: lane.end as number[],
-        text: (k) => (lane.what === "operator" ? `${words[operators.name[lane.row[k]]]} · ${words[operators.phase[lane.row[k]]]}` : `${words[tensors.name[lane.row[k]]]} · ${bytes(tensors.bytes[lane.row[k]])}`),
-        tint: (k) => (lane.what === "operator" ? phaseTint(lane.row[k]) : colour(lane.name.includes("waits") ? "gradient" : "offloaded", 0)),
+        text: (k) => (lane.what === "operator" ? `${words[operators.name[lane.row[k]]]} · ${words[operators.phase[lane.row[k]]]}${lane.name === TALKS ? moving(lane.row[k]) : ""}` : `${words[tensors.name[lane.row[k]]]} · ${bytes(tensors.bytes[lane.row[k]])}`),
+        tint: (k) => (lane.name === TALKS ? colour(TALKS, 0) : lane.what === "operator" ? phaseTint(lane.row[k]) : colour(lane.name.includes("waits") ? "gradient" : "offloaded", 0)),
       });
     }
     return found;
@@ -39,7 +45,7 @@ export function Lanes({ report, run }: Shown) {
     <section>
       <h2>Lanes over time</h2>
       <div class="legend">
-        {[["forward", "forward"], ["backward", "backward"], ...(run.moments.again.includes(1) ? [["recomputed", "run again"]] : []), ...(run.lanes.some((lane) => lane.what === "tensor") ? [["offloaded", "copies"]] : [])].map(([of, text]) => <span key={of}><span class="swatch" style={{ background: colour(of, 0) }} />{text}</span>)}
+        {[["forward", "forward"], ["backward", "backward"], ...(run.moments.again.includes(1) ? [["recomputed", "run again"]] : []), ...(run.lanes.some((lane) => lane.name === TALKS) ? [[TALKS, "exchanges and sums between devices"]] : []), ...(run.lanes.some((lane) => lane.what === "tensor") ? [["offloaded", "copies"]] : [])].map(([of, text]) => <span key={of}><span class="swatch" style={{ background: colour(of, 0) }} />{text}</span>)}
         <span class="soft">drag over a part to zoom in</span>
       </div>
       <Field

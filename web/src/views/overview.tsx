@@ -6,6 +6,7 @@ import { type Axis, decisionsOf, extent, momentAt, place, timed } from "../data"
 import { Field, marked, stepPath } from "../field";
 import { bytes, change, count, seconds, share } from "../format";
 import type { Report, RunView } from "../types";
+import { ShardCards } from "./shards";
 
 export function Overview(shown: Shown) {
   const { report, before, after } = shown;
@@ -15,10 +16,11 @@ export function Overview(shown: Shown) {
   const [axis, setAxis] = useState<Axis>("time");
   const used: Axis = canTime ? axis : "runs";
   const most = useMemo(() => Math.max(1, ...(drawn.length ? drawn : both).flatMap((run) => [run.budget_bytes && run.budget_bytes < 4 * peakOf(run) ? run.budget_bytes : 0, peakOf(run), ...(run.curve ? [maximum(run.curve.live)] : [])])) * 1.06, [before, after]);
+  const split = report.shards.find((one) => report.runs[one.runs[one.runs.length - 1]] === after);
   const long = Math.max(...drawn.map((run) => extent(run, used)), 0);
   return (
     <>
-      <Cards {...shown} />
+      {split ? <ShardCards split={split} /> : <Cards {...shown} />}
       <section>
         <div class="head">
           <h2>Live bytes over the step</h2>

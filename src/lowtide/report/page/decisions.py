@@ -46,7 +46,8 @@ def decision_table(part: TablePart, program: Program, known: Known) -> DecisionT
     for home in (part, *part.bodies.values()):
         for group in home.groups.values():
             rows += [(group, one) for one in _fused(group)]
-    if len(rows) > MOST_BLOCKS:
+    in_all = len(rows)
+    if in_all > MOST_BLOCKS:
         rows = sorted(rows, key=lambda row: -row[0].graph.tensors[row[1].tensor].bytes)[:MOST_BLOCKS]
     words = part.tables.words
     return DecisionTable(
@@ -55,6 +56,7 @@ def decision_table(part: TablePart, program: Program, known: Known) -> DecisionT
         reason=tuple(words(one.reason) for _, one in rows),
         price=tuple(one.price for _, one in rows),
         instead=tuple(one.instead for _, one in rows),
+        in_all=in_all,
     )
 
 

@@ -1,17 +1,20 @@
-"""What copies do beside the computation, and when it waits for them."""
+"""What copies and messages do beside the computation, and when it waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from lowtide.cost import Span
 from lowtide.graph import Graph
+from lowtide.plan.check.communication import EXCHANGE, SUM
 from lowtide.plan.program.copy_lanes import Lanes, Link
+from lowtide.plan.program.instructions import Program, Run
 from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import MOST_SPANS, rounded_seconds
 from lowtide.report.page.types import Lane
 
-__all__ = ["CopiesSeen", "lanes_of_copies", "lanes_of_spans"]
+__all__ = ["CopiesSeen", "lane_of_talks", "lanes_of_copies", "lanes_of_spans"]
 
 _Spans = list[tuple[int, float, float]]
 
@@ -55,21 +58,42 @@ def lanes_of_copies(part: TablePart, seen: CopiesSeen) -> tuple[Lane, ...]:
     )
 
 
+def lane_of_talks(part: TablePart, program: Program | None, seconds: Sequence[float]) -> tuple[Lane, ...]:
+    """A lane for operators that talk to other processes; none where none does, or times are not known.
+
+    ``seconds`` are those of every run, one after the other.
+    """
+    ops = part.graph.ops
+    lines = range(len(ops)) if program is None else _runs(program)
+    ends = list(accumulate(seconds))
+    talks = [
+        (part.operator(op), end - took, end)
+        for op, took, end in zip(lines, seconds, ends, strict=False)
+        if ops[op].kind in (EXCHANGE, SUM)
+    ]
+    return (_lane("communication", "operator", talks),) if talks else ()
+
+
+def _runs(program: Program) -> list[int]:
+    return [line.op for line in program.instructions if isinstance(line, Run)]
+
+
 def lanes_of_spans(part: TablePart, spans: Sequence[Span]) -> tuple[Lane, ...]:
     """The lanes of a profile, in seconds since its first span began."""
     if not spans:
         return ()
     began = min(span.start for span in spans)
     lanes: dict[str, list[tuple[int, float, float]]] = {}
-    longest = sorted(spans, key=lambda span: -span.running)[:MOST_SPANS]
-    for span in longest:
+    for span in spans:
         name = f"{span.lane or 'device'}{' (host)' if span.host else ''}"
         lanes.setdefault(name, []).append((part.operator(span.op), span.kern - began, span.end - began))
     return tuple(_lane(name, "operator", rows, measured=True) for name, rows in sorted(lanes.items()))
 
 
 def _lane(name: str, what: str, rows: Iterable[tuple[int, float, float]], *, measured: bool = False) -> Lane:
-    ordered = sorted(rows, key=lambda row: row[1])
+    known = list(rows)
+    longest = sorted(known, key=lambda row: row[1] - row[2])[:MOST_SPANS]
+    ordered = sorted(longest, key=lambda row: row[1])
     times = rounded_seconds([time for _, start, end in ordered for time in (start, end)])
     table = "operator" if what == "operator" else "tensor"
     return Lane(
@@ -79,4 +103,5 @@ def _lane(name: str, what: str, rows: Iterable[tuple[int, float, float]], *, mea
         times[::2],
         times[1::2],
         measured,
+        len(known),
     )

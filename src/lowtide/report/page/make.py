@@ -18,7 +18,10 @@ from lowtide.plan.program.instructions import Loop, Program, Run
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
+from lowtide.plan.result.shard_plan import ShardPlan
+from lowtide.report.page.notes import notes_of
 from lowtide.report.page.run_view import WayToRun, run_view
+from lowtide.report.page.shards import check_of, shard_view
 from lowtide.report.page.tables import TablePart, Tables, Words
 from lowtide.report.page.tradeoff import curve_of_plans, curve_of_sweep, rivals_of
 from lowtide.report.page.types import (
@@ -28,13 +31,13 @@ from lowtide.report.page.types import (
     Proof,
     Report,
     RunView,
+    ShardView,
     TradeoffCurve,
 )
-from lowtide.units import format_bytes
 
 __all__ = ["Given", "Source", "report_of"]
 
-Source = Step | Plan | MeasuredRun | Recording | Sweep | Device
+Source = Step | Plan | MeasuredRun | Recording | Sweep | Device | ShardPlan
 """What a report is made of."""
 
 
@@ -95,18 +98,20 @@ def report_of(
         if isinstance(one.value, Recording):
             maker.add_recording(one.name, one.value)
     runs = tuple(maker.views())  # before the tables: views ask for rows
+    shards = tuple(maker.shard_views())
     report = Report(
         title=title,
         about=about,
         words=(),
         steps=tuple(tables.finished() for tables in maker.steps.tables),
         runs=runs,
-        target=target or next((run.target for run in maker.runs), ""),
+        target=target or next(filter(None, maker.targets()), ""),
         tradeoff=maker.tradeoff(rival_seconds),
         limits=maker.limits,
+        shards=shards,
         made_by=made_by,
     )
-    return msgspec.structs.replace(report, words=maker.steps.words.all(), notes=tuple(_notes(report)))
+    return msgspec.structs.replace(report, words=maker.steps.words.all(), notes=tuple(notes_of(report)))
 
 
 class _Maker:
@@ -119,6 +124,8 @@ class _Maker:
         self.runs: list[MeasuredRun] = []
         self.sweeps: list[Sweep] = []
         self.limits: DeviceLimits | None = None
+        self.shards: list[tuple[str, ShardPlan, TablePart, tuple[int, ...]]] = []
+        """With the rows of the step on one device, and the ways that are shown for it."""
 
     def add(self, one: Given) -> None:
         """Note what is given; recordings find their run once everything else is known."""
@@ -129,6 +136,8 @@ class _Maker:
             self._add_plan(one.name, value, one.note)
         elif isinstance(value, MeasuredRun):
             self._add_run(one.name, value, one.note)
+        elif isinstance(value, ShardPlan):
+            self._add_shards(one.name, value)
         elif isinstance(value, Sweep):
             self.sweeps.append(value)
         elif isinstance(value, Device):
@@ -222,6 +231,37 @@ class _Maker:
         way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
         self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))
 
+    def _add_shards(self, name: str, plan: ShardPlan) -> None:
+        """The step on one device, and its largest device of several."""
+        part = self.steps.part(name, plan.graph, "estimated", plan.seconds)
+        whole = next((k for k, way in enumerate(self.ways) if way.part is part), None)
+        if whole is None:
+            whole = len(self.ways)
+            predicted = Figures(plan.one.peak_bytes, plan.one.seconds)
+            way = WayToRun(ONE, part, store_all(plan.graph), seconds=plan.seconds, predicted=predicted)
+            self.ways.append(replace(way, cost="estimated"))
+        runs = [whole]
+        if plan.plan is not None:
+            runs.append(len(self.ways))
+            called = f"{name}: device {plan.largest} of {plan.shards.mesh.devices}"
+            own = self.steps.part(called, plan.plan.graph, plan.plan.cost, plan.plan.seconds)
+            note = "by estimated times; workspaces are not known before it runs"
+            way = _planned(called, own, plan.plan, plan.plan.program, note)
+            measured = Figures(plan.measured[plan.largest].peak_bytes) if plan.measured else None
+            asked = plan.budget_bytes is not None or plan.plan.budget_bytes < plan.plan.plain.peak_bytes
+            budget = plan.plan.budget_bytes if asked else None
+            self.ways.append(replace(way, check=check_of(plan), measured=measured, budget_bytes=budget))
+        self.shards.append((name, plan, part, tuple(runs)))
+
+    def targets(self) -> Iterable[str]:
+        """What the step is called, as far as files say it."""
+        return [*(run.target for run in self.runs), *(plan.target for _, plan, _, _ in self.shards)]
+
+    def shard_views(self) -> Iterable[ShardView]:
+        """How each is split."""
+        for name, plan, part, runs in self.shards:
+            yield shard_view(name, plan, part, self.steps.number(part), runs)
+
     def add_recording(self, name: str, recording: Recording) -> None:
         """What was measured, beside the way whose operators it lists."""
         for k, way in enumerate(self.ways):
@@ -253,7 +293,7 @@ class _Maker:
         return None if found is None else msgspec.structs.replace(found, rivals=tuple(rivals))
 
 
-EAGER, STORED = "eager PyTorch", "storing everything"
+EAGER, STORED, ONE = "eager PyTorch", "storing everything", "one device"
 
 
 def _leaves(graph: Graph) -> set[tuple[str, int]]:
@@ -305,23 +345,3 @@ def _decided(plan: Plan) -> str:
         f"Of what backward needs, {d.kept} storages are kept, {d.recomputed} recomputed and {d.offloaded} "
         f"offloaded to the host{where}{more}. {d.in_place} operators run in place"
     )
-
-
-def _notes(report: Report) -> Iterable[str]:
-    """What is not shown in full."""
-    for step in report.steps:
-        rows = len(step.operators.name)
-        if step.operators_in_all > rows:
-            yield f"{step.name}: {rows:,} of {step.operators_in_all:,} operators have a row"
-    for run in report.runs:
-        moments, blocks = run.moments, run.blocks
-        if moments.in_all > len(moments.live):
-            yield (
-                f"{run.name}: {len(moments.live):,} of {moments.in_all:,} runs of operators are drawn, the "
-                "largest and the smallest of neighbours; the peak is among them"
-            )
-        if blocks.in_all > len(blocks.bytes):
-            yield (
-                f"{run.name}: the {len(blocks.bytes):,} largest of {blocks.in_all:,} blocks are listed; none "
-                f"of the others is larger than {format_bytes(blocks.bytes_left_out)}"
-            )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowtide.graph import RESIDENT_ROLES, Graph
 from lowtide.plan.address.place import place
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock
-from lowtide.plan.program.instructions import Program, Run, Send
+from lowtide.plan.program.instructions import Instruction, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES
 from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import MOST_BLOCKS
@@ -119,5 +119,13 @@ def _owner(part: TablePart, program: Program | None, one: Allocation) -> tuple[i
         _, number, *rest = at
         part, program, at = part.bodies[number], program.bodies[number].program, tuple(rest)
     tensor = part.tensor(one.tensors[0]) if one.tensors else -1
-    line = program.instructions[at[0]] if at and at[0] < len(program.instructions) else None
+    line = _line(program, at[0]) if at else None
     return tensor, part.operator(line.op) if isinstance(line, Run) else -1
+
+
+def _line(program: Program, k: int) -> Instruction | None:
+    """One instruction; a list of all is not made for it."""
+    behind = k - len(program.forward)
+    if behind < 0:
+        return program.forward[k]
+    return program.backward[behind] if behind < len(program.backward) else None

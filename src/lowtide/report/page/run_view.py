@@ -15,7 +15,7 @@ from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simulate import simulate
 from lowtide.report.page.decisions import Known, decision_table
-from lowtide.report.page.lanes import CopiesSeen, lanes_of_copies, lanes_of_spans
+from lowtide.report.page.lanes import CopiesSeen, lane_of_talks, lanes_of_copies, lanes_of_spans
 from lowtide.report.page.loops import loop_views
 from lowtide.report.page.memory import (
     block_table,
@@ -101,6 +101,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
         allocations = graph_allocations(graph, way.workspace_bytes)
         live = live_by_event(allocations, len(graph.ops))
         walk = walk_graph(part, way.seconds)
+        talks = lane_of_talks(part, None, way.seconds)
     else:
         part = part.programmed(program)
         allocations = program_allocations(graph, program, way.workspace_bytes)
@@ -108,7 +109,11 @@ def run_view(way: WayToRun, step: int) -> RunView:
         costs = {"workspace_bytes": way.workspace_bytes, "seconds": way.seconds, "short": way.short}
         timeline = simulate(graph, program, lanes=seen, **costs)  # type: ignore[arg-type]
         walk = walk_program(part, program, live, timeline.seconds)
-    return _detailed(way, part, figures, allocations, live, walk, seen)
+        talks = lane_of_talks(part, program, timeline.seconds)
+    found = _detailed(way, part, figures, allocations, live, walk, seen)
+    if not talks or way.spans:
+        return found
+    return msgspec.structs.replace(found, lanes=(*talks, *found.lanes))
 
 
 def _detailed(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 __all__ = [
     "MOST_BLOCKS",
     "MOST_MOMENTS",
+    "MOST_NODES",
     "MOST_OPERATORS",
     "MOST_SPANS",
     "Ints",
@@ -19,10 +20,11 @@ __all__ = [
 
 Ints = npt.NDArray[np.int64]
 
-MOST_MOMENTS = 12_000
-MOST_BLOCKS = 12_000
+MOST_MOMENTS = 8_000
+MOST_BLOCKS = 10_000
 MOST_OPERATORS = 20_000
 MOST_SPANS = 12_000
+MOST_NODES = 6_000
 
 
 def extremes(values: Ints, most: int) -> Ints:

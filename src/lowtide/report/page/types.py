@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from lowtide.report.page.shard_types import Column, MoveTable, Reals, ShardDecisions, ShardNodes, SplitRow
+
 __all__ = [
     "BlockTable",
     "DecisionTable",
@@ -28,13 +30,11 @@ __all__ = [
     "Rival",
     "RunView",
     "Settled",
+    "ShardView",
     "StepTables",
     "TensorTable",
     "TradeoffCurve",
 ]
-
-Column = tuple[int, ...]
-Reals = tuple[float | None, ...]
 
 
 class OperatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,6 +178,8 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: Reals
     end: Reals
     measured: bool = False
+    in_all: int = 0
+    """More than there are rows where the lane is thinned."""
 
 
 class DecisionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +192,8 @@ class DecisionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that are spent for it."""
     instead: Reals = ()
     """Seconds that making it again would take, where it is kept."""
+    in_all: int = 0
+    """More than there are rows where the table is thinned."""
 
 
 class PartRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,6 +302,39 @@ class DeviceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_second: float
 
 
+class ShardView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step over several devices."""
+
+    name: str
+    step: int
+    """Which StepTables its tensors and operators are of: the step on one device."""
+    runs: Column
+    """The way on one device, and that of the largest device where its plan is known."""
+    mesh: Column
+    ranks: Column
+    """The devices that are shown."""
+    largest: int
+    budget_bytes: int | None
+    one: Figures
+    split: SplitRow
+    messages: int
+    bound_seconds: float
+    gap: float
+    bytes_per_second: float
+    latency: float
+    compared: tuple[SplitRow, ...] = ()
+    planned_bytes: Column = ()
+    """By device, where processes were run."""
+    measured_bytes: Column = ()
+    sent_bytes: Column = ()
+    planned_sent_bytes: Column = ()
+    check: GradientCheck | None = None
+    update_difference: float | None = None
+    decisions: ShardDecisions = ShardDecisions()
+    moves: MoveTable = MoveTable()
+    nodes: ShardNodes = ShardNodes()
+
+
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ways to run a step, the one before first."""
 
@@ -310,6 +347,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``lowtide plan`` and ``lowtide run`` call the step, where that is known."""
     tradeoff: TradeoffCurve | None = None
     limits: DeviceLimits | None = None
+    shards: tuple[ShardView, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out or thinned, in words."""
     made_by: str = ""

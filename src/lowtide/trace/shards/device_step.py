@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from lowtide.graph import Role
 from lowtide.graph.shards import Shards
-from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE
+from lowtide.trace.distributed.exchange import gradient_summed
 from lowtide.trace.distributed.wires import connect
 from lowtide.trace.eager.layouts import Layouts
-from lowtide.trace.shards.local import local_step
+from lowtide.trace.shards.local import LocalStep, local_step
+from lowtide.trace.shards.moved import MovedPart, marked, moved_parts, unmarked
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Example, Forward, differentiated
 
@@ -32,6 +33,8 @@ class DeviceStep:
     """Exchanges and sums in a step."""
     wire_bytes: int
     """What the device sends in a step: pieces to others, and its part of each sum."""
+    moved: tuple[MovedPart, ...] = ()
+    """Each of its communications, in order, but for those that send nothing."""
 
 
 class _Place:
@@ -47,8 +50,11 @@ class _Place:
         raise AssertionError(f"a sum of {x.nbytes} bytes while a step is looked at")
 
 
-def device_step(joint: Joint, shards: Shards, rank: int) -> DeviceStep:
-    """The step of a device. A CaptureError names an operator that cannot be split as the Shards say."""
+def device_step(joint: Joint, shards: Shards, rank: int, *, sums: bool = False) -> DeviceStep:
+    """The step of a device; with ``sums``, gradients of parameters are added up by operators of it.
+
+    A CaptureError names an operator that cannot be split as the Shards say.
+    """
     mesh = shards.mesh
     names = [f"shape of rank {rank}, axis {axis}" for axis in range(len(mesh.sizes))]
     for axis, name in enumerate(names):
@@ -63,34 +69,35 @@ def device_step(joint: Joint, shards: Shards, rank: int) -> DeviceStep:
             wants = joint.gradients[place] is not None
             examples.append(Example(box.shape, strides, value.dtype, value.device, wants))
             leaves.append(Leaf(tensor.label, tensor.role))
-        forward = Forward(local.module.graph, examples, leaves, Layouts())
-        found = differentiated(forward)
+        marked(local.module.graph, joint.graph)
+        if sums:
+            _with_sums(local, names)
+        found = differentiated(Forward(local.module.graph, examples, leaves, Layouts()))
     finally:
         for name in names:
             connect(name, None)
-    summed = [
-        math.prod(local.boxes[place].shape) * joint.values[joint.inputs[place] or 0].element_size()
-        for place, axes in local.summed.items()
-        for _ in axes
-        if joint.graph.tensors[joint.inputs[place] or 0].role is not Role.INPUT
-    ]
-    sent = [_sent(found, k, mesh.sizes) for k in range(len(found.calls))]
-    count = sum(one > 0 for one in sent) + len(summed)
-    return DeviceStep(found, sum(summed), count, sum(sent) + sum(summed))
+    behind = [] if sums else list(_behind(joint, local))
+    moved = (*moved_parts(found, mesh.sizes), *behind)
+    summed = sum(one.bytes for one in behind)
+    return DeviceStep(unmarked(found), summed, len(moved), sum(one.bytes for one in moved), moved)
 
 
-def _sent(joint: Joint, k: int, sizes: Sequence[int]) -> int:
-    """Bytes that an operator sends to others."""
-    call, op = joint.calls[k], joint.graph.ops[k]
-    if call.target is ADD_UP:
-        return joint.graph.tensors[op.outputs[0]].bytes
-    if call.target is not EXCHANGE:
-        return 0
-    x = joint.values[op.inputs[0]]
-    dim, sends, wire = call.args[1], call.args[2], call.args[6]
-    axis = int(str(wire).rpartition(" ")[2])
-    rank = int(str(wire).split(",")[0].rpartition(" ")[2])
-    mine = rank // math.prod(sizes[axis + 1 :]) % sizes[axis]
-    pieces = [sends[i : i + 3] for i in range(0, len(sends), 3)]
-    moved = sum(hi - lo for to, lo, hi in pieces if to != mine)
-    return int(moved * (x.numel() // max(1, x.shape[dim])) * x.element_size())
+def _behind(joint: Joint, local: LocalStep) -> Iterator[MovedPart]:
+    """Gradients of parameters that are added up once backward has ended."""
+    for place, axes in local.summed.items():
+        t = joint.inputs[place] or 0
+        if joint.graph.tensors[t].role is not Role.INPUT:
+            size = math.prod(local.boxes[place].shape) * joint.values[t].element_size()
+            for axis in axes:
+                yield MovedPart(t, -1, "sum", "backward", axis, -1, size)
+
+
+def _with_sums(local: LocalStep, names: Sequence[str]) -> None:
+    """Have the step itself add these gradients up, as a process does."""
+    graph = local.module.graph
+    inputs = graph.find_nodes(op="placeholder")
+    for place, axes in local.summed.items():
+        with graph.inserting_after(inputs[-1]):
+            wires = tuple(names[axis] for axis in axes)
+            summed = graph.call_function(gradient_summed, (inputs[place], wires))
+        inputs[place].replace_all_uses_with(summed, delete_user_cb=lambda user, made=summed: user is not made)

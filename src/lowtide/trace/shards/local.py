@@ -36,13 +36,17 @@ from lowtide.trace.shards.differentiable import differentiable_tensors
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["OPERATOR", "LocalStep", "local_step"]
+__all__ = ["MOVED", "NUMBER", "OPERATOR", "LocalStep", "local_step"]
 
 aten = torch.ops.aten
 Wanted = Callable[[int, int], tuple[int, int]]
 """The range that a device wants of a dimension."""
 OPERATOR = "lowtide operator"
 """What nodes have the label of their operator under, among what torch knows of them."""
+NUMBER = "lowtide number"
+"""The same for its number in the step."""
+MOVED = "lowtide moved"
+"""What nodes that move something have the tensor, and how it moves, under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class _Local:
                 before = len(self.target.nodes)
                 self._add(op, call, self.shards.share(number))
                 for node in itertools.islice(reversed(self.target.nodes), len(self.target.nodes) - before):
-                    node.meta[OPERATOR] = op.label
+                    node.meta[OPERATOR], node.meta[NUMBER] = op.label, number
         results = [None if t is None else self._whole(t).node for t in self.joint.outputs]
         self.target.output(tuple(results))
         wanted = [t for t in self.inputs if t in self.differentiable and self.added_later[t]]
@@ -198,11 +202,13 @@ class _Local:
         """The sum of what the devices along an axis have; if the axis cuts it, a part of that for each."""
         dim = cut[axis]
         if dim is None:
-            return InputPart(self.target.call_function(ADD_UP, (part.node, True, self.wires[axis])), part.box)
+            node = self.target.call_function(ADD_UP, (part.node, True, self.wires[axis]))
+            return _marked(InputPart(node, part.box), t, "sum")
         line = self.mesh.line(self.rank, axis)
         wanted = [list(self._box(t, cut, one))[dim] for one in line]
         found = scattered(list(part.box)[dim], wanted, line.index(self.rank))
-        return self._exchanged(part, axis, dim, found, wanted[line.index(self.rank)], False)
+        made = self._exchanged(part, axis, dim, found, wanted[line.index(self.rank)], False)
+        return _marked(made, t, "scattered sum")
 
     def _exchanged(
         self, part: InputPart, axis: int, dim: int, found: Pieces, wanted: tuple[int, int], alike: bool
@@ -249,7 +255,8 @@ class _Local:
         later = axis in self.added_later.get(t, ())
         if not share.shared(axis) or t not in self.differentiable or later:
             return part
-        return InputPart(self.target.call_function(SPREAD, (part.node, self.wires[axis])), part.box)
+        spread = InputPart(self.target.call_function(SPREAD, (part.node, self.wires[axis])), part.box)
+        return _marked(spread, t, "sum")
 
     def _brought(self, t: int, wanted: Wanted, share: OperatorShare | None) -> InputPart:
         """What this device gets of a tensor, where each wants a range of each dimension that is cut.
@@ -298,6 +305,8 @@ class _Local:
             if found is not None:
                 alike = share is None or not share.shared(axis)
                 part = self._exchanged(part, axis, dim, found, ranges[mine], alike)
+                whole = count > 1 or all(one == (0, shape[dim]) for one in ranges)
+                part = _marked(part, t, "gather" if whole else "halo")
         return part
 
     def _lacks(self, t: int, dim: int, wanted: Wanted) -> bool:
@@ -347,6 +356,12 @@ class _Local:
         wires = [self.wires[a] for a, dim in enumerate(share.cut) if dim is not None and dim != 1]
         others = {t: self._brought(t, lambda rank, _: wanted(rank, 1), share) for t in op.inputs[1:]}
         return batch_norm(self.target, self.joint, op, call, x, others, wires)
+
+
+def _marked(part: InputPart, t: int, how: str) -> InputPart:
+    """The same, which says what moves."""
+    part.node.meta[MOVED] = t, how
+    return part
 
 
 def _item(values: Sequence[Any], place: int) -> Any:
