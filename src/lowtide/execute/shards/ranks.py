@@ -54,7 +54,7 @@ def on_ranks(module: str, arguments: Sequence[str], devices: int, seconds: float
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """Inside, a process that is asked to end (SIGTERM) does so as by an exception: nothing is left running."""
+    """Inside, a process that is asked to end (SIGTERM) raises SystemExit: nothing is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
