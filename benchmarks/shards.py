@@ -177,9 +177,10 @@ def one_process(built: Any) -> float:
 def measured(devices: list[int], targets: Sequence[str]) -> dict[str, Any]:
     import msgspec
 
+    from lowtide.cost.wire import WireSpeed
     from lowtide.execute.shards.axes import split_axes
     from lowtide.graph.shards import Mesh
-    from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+    from lowtide.trace.shards.kinds import CUT_KINDS
 
     rows, speeds = [], {}
     for world in devices:

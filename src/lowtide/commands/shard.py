@@ -32,8 +32,8 @@ from lowtide.printable import printable
 from lowtide.units import format_bytes
 
 if TYPE_CHECKING:
+    from lowtide.cost.wire import WireSpeed
     from lowtide.execute.shards.tried import ShardChoice
-    from lowtide.trace.shards.kinds import WireSpeed
     from lowtide.trace.step.joint import Joint
     from lowtide.zoo.base import Built
 
@@ -117,7 +117,7 @@ def shard(
     with needs_torch("capturing a PyTorch step"):
         built = built_step(target, seed, double)
         joint, graph = captured_step(built)
-        from lowtide.trace.shards.kinds import WireSpeed
+        from lowtide.cost.wire import WireSpeed
 
         wire = WireSpeed(*link)
     if simulate:

@@ -11,7 +11,7 @@ from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.cost.device import Device
-    from lowtide.trace.shards.kinds import WireSpeed
+    from lowtide.cost.wire import WireSpeed
     from lowtide.trace.step.joint import Joint
 
 __all__ = ["LINK", "simulated_text", "simulated_view"]

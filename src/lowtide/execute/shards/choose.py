@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Mapping
 
 from lowtide.cost.estimate import estimate
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import split_axes
 from lowtide.execute.shards.tried import FREE, Chooser, choose
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
-from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.distributed_internals import default_store, group_seconds
 from lowtide.errors import RunError
 from lowtide.execute.shards.faults import RankWatch
@@ -36,6 +37,8 @@ class Connected:
     """To others along each axis."""
     meeting: Meeting
     watch: RankWatch
+    speeds: tuple[WireSpeed, ...]
+    """Of each wire."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +75,8 @@ def connected(mesh: Any, store: Any = None) -> Connected:
         if not hasattr(mesh, "get_group"):
             mesh = distributed.init_device_mesh(_device_type(), sizes)
         groups = [mesh.get_group(axis) for axis in range(len(sizes))]
-    return Connected(Mesh(sizes), rank, tuple(ProcessWire(one, watch) for one in groups), meeting, watch)
+    wires = tuple(ProcessWire(one, watch) for one in groups)
+    return Connected(Mesh(sizes), rank, wires, meeting, watch, (WireSpeed(),) * len(wires))
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
+from lowtide.cost.wire import WireEnd
 from lowtide.errors import CaptureError
 from lowtide.execute.shards.meeting import Meeting
 from lowtide.execute.shards.meshes import Connected
@@ -100,8 +101,8 @@ class SplitStep:
 
 def split_step(joint: Joint, shards: Shards, here: Connected) -> SplitStep:
     """The part of a process."""
-    for name, wire in zip(here.names, here.wires, strict=True):
-        connect(name, wire)
+    for name, wire, speed in zip(here.names, here.wires, here.speeds, strict=True):
+        connect(name, wire, WireEnd(speed, wire.place, wire.devices))
     return SplitStep(joint, local_step(joint, shards, here.rank, here.names), here.names)
 
 

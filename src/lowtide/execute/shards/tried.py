@@ -13,6 +13,7 @@ from math import inf
 
 from lowtide.cost.device import Device
 from lowtide.cost.estimate import estimate
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
@@ -20,7 +21,7 @@ from lowtide.plan.make.make_plan import make_plan, plain_peak
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.shards.device_step import device_step
-from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes

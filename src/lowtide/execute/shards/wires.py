@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowtide.execute.shards.faults import RankWatch
+from lowtide.trace.distributed.collectives import let_go
 
 __all__ = ["ProcessWire"]
 
@@ -21,6 +22,7 @@ class ProcessWire:
         self._group, self._watch = group, watch
         self._ranks: list[int] = distributed.get_process_group_ranks(group)
         self._place: int = distributed.get_rank(group)
+        self.devices = len(self._ranks)
         self.sent_bytes = 0
         """What went to other processes, point to point and into sums."""
 
@@ -47,3 +49,21 @@ class ProcessWire:
         with self._watch.communicating():
             distributed.all_reduce(x, group=self._group)
         self.sent_bytes += x.nbytes
+
+    def begin_sum(self, x: Tensor) -> Callable[[], None]:
+        """The same beside what follows; what it gives waits, and says who is to blame where it fails.
+
+        On CUDA the stream that computes waits. Until then torch keeps the memory from being used again.
+        """
+        distributed: Any = torch.distributed
+        with self._watch.communicating() as name:
+            pending = [distributed.all_reduce(x, group=self._group, async_op=True)]
+        self.sent_bytes += x.nbytes
+
+        def ended() -> None:
+            with self._watch.waiting(name):
+                pending.pop().wait()
+            if not x.is_cuda:
+                let_go(x, 1)
+
+        return ended

@@ -58,6 +58,7 @@ class WayToRun:
     seconds: Sequence[float] = ()
     workspace_bytes: Sequence[int] = ()
     short: Mapping[int, float] = field(default_factory=dict)
+    wire_seconds: Mapping[int, float] = field(default_factory=dict)
     link: Link | None = None
     beside_bytes: int = 0
     cost: str = ""
@@ -96,7 +97,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
         return msgspec.structs.replace(figures, note=note)
     if not way.known or not graph.ops:
         return figures
-    seen = CopiesSeen(graph, way.link)
+    seen = CopiesSeen(graph, way.link, way.wire_seconds)
     if program is None:
         allocations = graph_allocations(graph, way.workspace_bytes)
         live = live_by_event(allocations, len(graph.ops))
