@@ -21,18 +21,19 @@ from lowtide.commands.common import (
     target_help,
 )
 from lowtide.commands.shard_draw import check_drawing, draw_shards
+from lowtide.commands.shard_links import measured_links
 from lowtide.commands.shard_simulate import LINK, simulated_text, simulated_view
 from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
 from lowtide.commands.shard_view import split_text, split_view
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import RunError
 from lowtide.files import check_outputs
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
 from lowtide.printable import printable
-from lowtide.units import format_bytes
+from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.cost.wire import WireSpeed
     from lowtide.execute.shards.tried import ShardChoice
     from lowtide.trace.step.joint import Joint
     from lowtide.zoo.base import Built
@@ -57,7 +58,10 @@ _SIMULATED = 1024
 @click.option("--compare", "compares", is_flag=True, help="Say what other ways to split it take.")
 @click.option("--simulate", is_flag=True, help="Predict a step on up to 1,024 devices, axis by axis.")
 @click.option(
-    "--link", type=LINK, default="1GB/s,50us", metavar="B/s,us", help="How fast devices are connected."
+    "--link",
+    type=LINK,
+    metavar="B/s,us",
+    help="How fast devices are connected [--run: as measured; else 1GB/s,50us].",
 )
 @click.option("--draw", metavar="FILE", help="Write a picture: .svg, .dot or .json.")
 @click.option("--device", type=click.IntRange(0), metavar="K", help="Draw this device alone [all of them].")
@@ -89,7 +93,7 @@ def shard(
     budget: str,
     compares: bool,
     simulate: bool,
-    link: tuple[float, float],
+    link: tuple[float, float] | None,
     draw: str | None,
     device: int | None,
     kernels: str,
@@ -112,14 +116,13 @@ def shard(
         raise click.UsageError("--simulate runs, draws and compares nothing; leave one of them out")
     if devices > _MOST and not simulate:
         raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
+    runs = runs or checks
     check_drawing(draw, device, devices)
     check_outputs(draw, inputs=[read_for(target)])
     with needs_torch("capturing a PyTorch step"):
         built = built_step(target, seed, double)
         joint, graph = captured_step(built)
-        from lowtide.cost.wire import WireSpeed
-
-        wire = WireSpeed(*link)
+        wire = WireSpeed(*link) if link is not None else WireSpeed()
     if simulate:
         from lowtide.execute.planning.step_costs import described
 
@@ -129,15 +132,17 @@ def shard(
         else:
             say(simulated_text(view))
         return
+    if runs and link is None and cut == "any" and devices > 1:
+        (wire,) = measured_links((devices,), timeout)
     choice = _choice(joint, devices, cut, budget, time_limit, compares, wire)
     shards = choice.best.shards
     view = split_view(joint, choice)
     if draw is not None:
         draw_shards(joint, shards, device, target, draw)
-    if runs or checks:
+    if runs:
         with tempfile.TemporaryDirectory() as folder:
             task = ShardTask(
-                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout
+                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout, link
             )
             view |= _ran(task, built)
     if as_json:
@@ -197,6 +202,8 @@ def _ran(task: ShardTask, built: Built) -> dict[str, Any]:
         "wire_bytes_per_rank": [one.wire_bytes for one in shares],
         "planned_wire_bytes": sum(one.planned_wire_bytes for one in shares),
         "budget_bytes": max(one.budget_bytes for one in shares),
+        "planned_seconds_per_rank": [one.planned_seconds for one in shares],
+        "links": [msgspec.to_builtins(one) for one in shares[0].speeds],
     }
 
 
@@ -208,4 +215,10 @@ def _text(view: dict[str, Any]) -> str:
         lines.append(f"rank {rank:<5} {format_bytes(peak)}, planned {format_bytes(planned)}")
     sent, planned = (format_bytes(view[key]) for key in ("wire_bytes", "planned_wire_bytes"))
     lines.append(f"wire       {sent} in one step, of all devices together, planned {planned}")
+    sizes = view.get("mesh") or [view["devices"]]
+    for axis, (size, one) in enumerate(zip(sizes, view["links"], strict=True)):
+        along = f"along axis {axis}, " if len(sizes) > 1 else ""
+        lines.append(f"link       {along}{WireSpeed(**one).words(size)}")
+    longest = max(view["planned_seconds_per_rank"])
+    lines.append(f"predicted  {format_seconds(longest)} a step by the plans of devices, with communication")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.graph import EXCHANGE, SUM, Graph, Op
+from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["WireEnd", "WireSpeed", "item_bytes", "wire_seconds"]
 
@@ -38,6 +39,13 @@ class WireSpeed:
         delay = self.sum_latency if self.sum_latency >= 0 else 2 * (devices - 1) * self.latency
         rate = self.sum_bytes_per_second or self.bytes_per_second
         return delay + 2 * size * (devices - 1) / devices / rate
+
+    def words(self, devices: int) -> str:
+        """The same for people."""
+        summing = self.sum_bytes_per_second or self.bytes_per_second
+        delays = [format_seconds(one) for one in (self.latency, self.sum_seconds(1, devices))]
+        rates = [format_bytes(one) for one in (self.bytes_per_second, summing)]
+        return f"a message takes {delays[0]} and {rates[0]}/s, a sum {delays[1]} and {rates[1]}/s"
 
 
 @dataclass(frozen=True, slots=True)
