@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from lowtide.commands.common import (
 )
 from lowtide.commands.shard_draw import check_drawing, draw_shards
 from lowtide.commands.shard_links import measured_links
-from lowtide.commands.shard_simulate import LINK, simulated_text, simulated_view
+from lowtide.commands.shard_simulate import LINK, MESH, simulated_text, simulated_view
 from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
 from lowtide.commands.shard_view import split_text, split_view
 from lowtide.cost.wire import WireSpeed
@@ -47,7 +49,8 @@ _SIMULATED = 1024
 
 @click.command(short_help="Split a step over devices.")
 @click.argument("target")
-@click.option("--devices", required=True, type=click.IntRange(1, _SIMULATED), metavar="N", help="How many.")
+@click.option("--devices", type=click.IntRange(1, _SIMULATED), metavar="N", help="How many, along one axis.")
+@click.option("--mesh", type=MESH, metavar="NxM", help="How many along each axis of a mesh, instead.")
 @click.option(
     "--cut",
     type=Choice(_CUTS),
@@ -88,7 +91,8 @@ _SIMULATED = 1024
 @target_help
 def shard(
     target: str,
-    devices: int,
+    devices: int | None,
+    mesh: tuple[int, ...] | None,
     cut: str,
     budget: str,
     compares: bool,
@@ -114,6 +118,10 @@ def shard(
     refuse_reserved(budget)
     if simulate and (runs or checks or compares or draw is not None):
         raise click.UsageError("--simulate runs, draws and compares nothing; leave one of them out")
+    sizes = _sizes(devices, mesh)
+    if len(sizes) > 1 and compares:
+        raise click.UsageError("--compare looks at one axis; give --devices in place of --mesh")
+    devices = prod(sizes)
     if devices > _MOST and not simulate:
         raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
     runs = runs or checks
@@ -126,15 +134,16 @@ def shard(
     if simulate:
         from lowtide.execute.planning.step_costs import described
 
-        view = simulated_view(joint, devices, cut, described("cpu"), wire, time_limit)
+        view = simulated_view(joint, sizes, cut, described("cpu"), wire, time_limit)
         if as_json:
             print_json(view)
         else:
             say(simulated_text(view))
         return
+    links = [wire] * len(sizes)
     if runs and link is None and cut == "any" and devices > 1:
-        (wire,) = measured_links((devices,), timeout)
-    choice = _choice(joint, devices, cut, budget, time_limit, compares, wire)
+        links = list(measured_links(sizes, timeout))
+    choice = _choice(joint, sizes, cut, budget, time_limit, compares, links)
     shards = choice.best.shards
     view = split_view(joint, choice)
     if draw is not None:
@@ -170,14 +179,34 @@ def _check(view: dict[str, Any], limit: float) -> None:
         )
 
 
+def _sizes(devices: int | None, mesh: tuple[int, ...] | None) -> tuple[int, ...]:
+    """How many devices are along each axis."""
+    if (devices is None) == (mesh is None):
+        raise click.UsageError("say how many devices there are: --devices 4, or --mesh 2x2")
+    sizes = mesh or (devices or 1,)
+    if prod(sizes) > _SIMULATED:
+        raise click.UsageError(f"a mesh has {_SIMULATED} devices at most; this one has {prod(sizes)}")
+    return sizes
+
+
 def _choice(
-    joint: Joint, devices: int, cut: str, budget: str, time_limit: float, compares: bool, link: WireSpeed
+    joint: Joint,
+    sizes: Sequence[int],
+    cut: str,
+    budget: str,
+    time_limit: float,
+    compares: bool,
+    links: Sequence[WireSpeed],
 ) -> ShardChoice:
     from lowtide.execute.planning.step_costs import described
+    from lowtide.execute.shards.choose import choose_on_mesh
     from lowtide.execute.shards.tried import Chooser, choose
+    from lowtide.graph.shards import Mesh
 
-    size = parse_budget(budget).bytes
-    chooser = Chooser(joint, devices, described("cpu"), link, size, time_limit, forced=cut != "any")
+    size, devices = parse_budget(budget).bytes, prod(sizes)
+    chooser = Chooser(joint, devices, described("cpu"), links[0], size, time_limit, forced=cut != "any")
+    if len(sizes) > 1:
+        return choose_on_mesh(chooser, Mesh(tuple(sizes)), links, cut)
     return choose(chooser, cut, compare=compares)
 
 

@@ -10,14 +10,14 @@ from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import split_axes
-from lowtide.execute.shards.tried import FREE, Chooser, choose
+from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, choose, fitting
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["choose_shards"]
+__all__ = ["choose_on_mesh", "choose_shards"]
 
 _TRYING = 1.0
 """Seconds of a search from which on splits are looked at as devices would run them, which takes as long."""
@@ -72,3 +72,13 @@ def choose_shards(
         with contextlib.suppress(PlanError):
             return choose(chooser).best.shards, found
     return chosen(WireSpeed(1 / _DEAR, 0.0), _DEAR)[:2]  # what arrives takes memory too
+
+
+def choose_on_mesh(chooser: Chooser, mesh: Mesh, links: Sequence[WireSpeed], kind: str) -> ShardChoice:
+    """The split over a mesh of several axes, planned axis by axis; there is no bound for all of them.
+
+    A PlanError names the smallest budget of a device that is known to work.
+    """
+    priced = [FREE] * len(links) if chooser.forced else links
+    found = split_axes(chooser.joint, mesh, chooser.seconds, priced, CUT_KINDS[kind], chooser.time_limit)
+    return ShardChoice(fitting([chooser.looked_at(kind, found.shards, found.seconds, 0.0)]), 0.0)

@@ -21,7 +21,7 @@ __all__ = ["ProcessWire", "speed_of", "timed_messages"]
 
 _SMALL, _LARGE, _LARGE_CUDA = 1 << 10, 1 << 20, 1 << 24
 """Bytes of messages and sums that are timed."""
-_TIMES = 15, 5
+_TIMES = 7, 3
 """How often a small and a large one are."""
 _INSTANT = 1e-9
 _LEAST = 0.25
