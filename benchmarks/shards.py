@@ -1,11 +1,12 @@
-"""Links between processes of this machine, and predicted against measured times of split steps.
+"""Predicted against measured times of steps that are split over processes of this machine.
 
-    python benchmarks/shards.py                     measure links, then steps on 2, 4 and 8 processes
+    python benchmarks/shards.py                     steps on 2, 4 and 8 processes
     python benchmarks/shards.py --devices 2 4       on these numbers of processes
     python benchmarks/shards.py --simulate          predictions for 8 to 1,024 devices; nothing runs
 
-Writes benchmarks/results/shards-cpu.json, or shards-simulated.json. A process has one thread. Where there are more
-processes than processors, computing is predicted to take as many times longer.
+Writes benchmarks/results/shards-cpu.json, or shards-simulated.json. Each process measures its links and its operators, and
+predicts a step by its own Program, as with `lowtide.fit(..., mesh=N)`. It has one thread. Where there are more processes than
+processors, operators are predicted to take as many times longer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lowtide.nested import leaves
+
 RESULTS = Path(__file__).parent / "results"
 TARGETS = (
     "unet:base=8,batch=8,size=188",
@@ -32,31 +36,13 @@ TARGETS = (
     "gpt2:batch=8,layers=2,width=128,heads=8,length=64,vocab=512",
 )
 LARGE = ("unet", "resnet50:batch=1024", "gpt2:batch=1024")
-SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
-REPEATS = 7
-KINDS = ("batch", "any")
+REPEATS = 9
+KINDS = ("data parallel", "any")
+"""The batch cut alone, and what is chosen by measured links."""
 
 
-class Wire:
-    """Processes of a group."""
-
-    def __init__(self) -> None:
-        self.place, self.sent = dist.get_rank(), 0
-
-    def swap(self, sends: Any, receives: Any) -> None:
-        calls = [dist.P2POp(dist.isend, x, to) for to, x in sends]
-        calls += [dist.P2POp(dist.irecv, x, come) for come, x in receives]
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
-        self.sent += sum(x.nbytes for _, x in sends)
-
-    def add_up(self, x: torch.Tensor) -> None:
-        dist.all_reduce(x)
-        self.sent += x.nbytes
-
-
-def timed(function: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The fastest of some calls, which all processes start together: others were disturbed."""
+def timed(function: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of calls, which all processes start together; the first one is not counted."""
     function()
     found = []
     for _ in range(repeats):
@@ -64,61 +50,65 @@ def timed(function: Callable[[], object], repeats: int = REPEATS) -> float:
         began = time.perf_counter()
         function()
         found.append(time.perf_counter() - began)
-    return min(found)
-
-
-def links(rank: int, world: int) -> dict[str, Any]:
-    """Seconds of messages to the next process, all at once, and of sums, by size."""
-    wire, found = Wire(), {"message": {}, "sum": {}}
-    for size in SIZES:
-        x, y = torch.zeros(size // 4), torch.zeros(size // 4)
-        ahead, behind = (rank + 1) % world, (rank - 1) % world
-        found["message"][size] = timed(lambda x=x, y=y, a=ahead, b=behind: wire.swap([(a, x)], [(b, y)]))
-        found["sum"][size] = timed(lambda x=x: wire.add_up(x))
     return found
 
 
-def line(points: dict[int, float]) -> tuple[float, float]:
-    """Latency and bytes a second, by the smallest and the largest message."""
-    (small, first), (large, last) = min(points.items()), max(points.items())
-    rate = (large - small) / max(1e-9, last - first)
-    return max(1e-6, first - small / rate), rate
-
-
-def step(task: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Seconds of forward and backward on this process's share."""
+def step(task: dict[str, Any]) -> dict[str, Any]:
+    """What this process predicts of a step, and what it measures."""
     import msgspec
 
+    import lowtide
     from lowtide import zoo
+    from lowtide.execute.shards.choose import choose_shards
+    from lowtide.execute.shards.meshes import connected
+    from lowtide.execute.shards.split import crowded_seconds, cut_model, proven_communications, split_step
     from lowtide.graph.shards import Shards
-    from lowtide.trace.distributed.wires import connect
-    from lowtide.trace.shards.local import local_step
+    from lowtide.cost.wire import WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS
     from lowtide.trace.step.capture import capture
 
     built = zoo.build(task["target"])
+    began = time.perf_counter()
+    here = connected(task["world"])
+    linked = time.perf_counter() - began
     joint = capture(built.loss, built.model, *built.batch).joint
-    shards = msgspec.json.decode(json.dumps(task["shards"]).encode(), type=Shards)
-    wire = Wire()
-    connect("bench", wire)
-    local = local_step(joint, shards, rank, ["bench"])
-    known = {**dict(built.model.named_parameters()), **dict(built.model.named_buffers())}
-    batch, given = iter(built.batch), []
-    for place, (t, box) in enumerate(zip(joint.inputs, local.boxes, strict=True)):
-        name = joint.graph.tensors[t].label
-        value = (known[name] if name in known else next(batch)).detach()[box.slices()].clone()
-        given.append(value.requires_grad_() if joint.gradients[place] is not None else value)
+    chosen = b""
+    if not here.rank:
+        found, _ = choose_shards(joint, here.mesh, 5.0, CUT_KINDS[task["kind"]], links=here.speeds)
+        chosen = msgspec.json.encode(found)
+    shards = msgspec.json.decode(here.meeting.everybody("split the step", chosen)[0], type=Shards)
+    split = split_step(joint, shards, here)
+    cut_model(built.model, split.boxes)
+    batch = [one for one in leaves(built.batch) if isinstance(one, torch.Tensor)]
+    parts = [value[box.slices()] for value, (_, _, box) in zip(batch, split.inputs, strict=True)]
+    options = {"budget": "100%", "time_limit": 5.0, "verify": False, "kernels": "eager", "fullgraph": True}
+    made = here.meeting.settled(
+        "plan the step", lambda: lowtide.fit(split.step, built.model, *parts, **options)
+    )
+    plan = made.plan
+    talks = proven_communications(plan, here, split)
 
     def run() -> None:
-        local.module(*given)[0].backward()
-        for place in local.summed:
-            wire.add_up(given[place].grad)
-        for one in given:
-            one.grad = None
+        here.watch.begin([one.label for one in talks])
+        made(built.model, *parts).backward()
+        built.model.zero_grad()
 
-    seconds = timed(run)
-    wire.sent = 0
-    run()
-    return {"seconds": seconds, "wire_bytes": wire.sent}
+    seconds = timed(run, REPEATS)
+    here.watch.close()
+    return {
+        "seconds": statistics.median(seconds),
+        "fastest_seconds": min(seconds),
+        "planned_wire_bytes": sum(one.sent_bytes for one in talks),
+        "predicted_seconds": crowded_seconds(plan, here.crowding),
+        "compute_seconds": sum(plan.seconds) * here.crowding,
+        "wire_seconds": sum(plan.wire_seconds.values()),
+        "crowding": here.crowding,
+        "communications": len(talks),
+        "split_operators": len(shards.operators),
+        "links": msgspec.to_builtins(here.speeds),
+        "link_seconds": linked,
+        "disturbed": plan.disturbed,
+    }
 
 
 def worker(task_file: str, store: str, rank: int, world: int, out: str) -> None:
@@ -126,7 +116,7 @@ def worker(task_file: str, store: str, rank: int, world: int, out: str) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=500)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit)
-    found = links(rank, world) if task["kind"] == "links" else step(task, rank)
+    found = step(task)
     dist.barrier()
     dist.destroy_process_group()
     Path(out, f"{rank}.json").write_text(json.dumps(found))
@@ -163,60 +153,57 @@ def captured(target: str) -> Any:
     return built, joint, found
 
 
-def one_process(built: Any) -> float:
-    """Seconds of the plain step here."""
-    found = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        built.step().backward()
-        found.append(time.perf_counter() - began)
-        built.model.zero_grad()
-    return min(found)
+def one_process(target: str) -> tuple[float, Callable[[], list[float]]]:
+    """Seconds of the step on one process, predicted by a fitted one; and what measures some steps of it."""
+    import lowtide
+    from lowtide import zoo
+
+    torch.set_num_threads(1)
+    built = zoo.build(target)
+    made = lowtide.fit(built.loss, built.model, *built.batch, budget="100%", time_limit=5.0, verify=False)
+
+    def some() -> list[float]:
+        found = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            made(built.model, *built.batch).backward()
+            found.append(time.perf_counter() - began)
+            built.model.zero_grad()
+        return found
+
+    return made.plan.predicted.seconds, some
 
 
-def measured(devices: list[int], targets: Sequence[str]) -> dict[str, Any]:
-    import msgspec
-
-    from lowtide.execute.shards.axes import split_axes
-    from lowtide.graph.shards import Mesh
-    from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
-
-    rows, speeds = [], {}
-    for world in devices:
-        points = on_processes({"kind": "links"}, world)[0]
-        (delay, rate), (sum_delay, sum_rate) = (
-            line({int(k): v for k, v in points[kind].items()}) for kind in ("message", "sum")
-        )
-        speeds[world] = {"message": [delay, rate], "sum": [sum_delay, sum_rate], "points": points}
-        print(f"{world} processes: a message {delay * 1e6:.0f} µs and {rate / 1e9:.2f} GB/s, "
-              f"a sum {sum_delay * 1e6:.0f} µs and {sum_rate / 1e9:.2f} GB/s", flush=True)  # fmt: skip
-    cores = os.cpu_count() or 1
+def measured(devices: list[int], targets: Sequence[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    """Each row is kept as soon as it is there. One process is measured before and after each."""
+    rows: list[dict[str, Any]] = []
     for target in targets:
-        built, joint, seconds = captured(target)
-        alone = one_process(built)
-        scale = alone / (3 * sum(seconds.values()))  # backward is taken to be twice forward
+        predicted, some = one_process(target)
         for world in devices:
-            delay, rate = speeds[world]["message"]
-            busy = max(1.0, world / cores)
-            costs = {k: one * scale * busy for k, one in seconds.items()}
-            for name in KINDS:
-                link = WireSpeed(rate, delay)
-                found = split_axes(joint, Mesh((world,)), costs, [link], CUT_KINDS[name])
-                told = json.loads(msgspec.json.encode(found.shards))
-                ran = on_processes({"kind": "step", "target": target, "shards": told}, world)
+            for kind in KINDS:
+                load, before = os.getloadavg()[0], some()
+                ran = on_processes({"target": target, "world": world, "kind": kind}, world)
+                alone = [*before, *some()]
+                slowest = max(ran, key=lambda one: one["predicted_seconds"])
+                took = max(one["seconds"] for one in ran)
                 row = {
                     "target": target,
                     "processes": world,
-                    "cut": name,
-                    "one_process_seconds": alone,
-                    "predicted_seconds": found.seconds,
-                    "measured_seconds": max(one["seconds"] for one in ran),
-                    "predicted_wire_bytes": found.wire_bytes,
-                    "measured_wire_bytes": max(one["wire_bytes"] for one in ran),
+                    "split": kind,
+                    "one_process_predicted_seconds": predicted,
+                    "one_process_seconds": statistics.median(alone),
+                    "one_process_fastest_seconds": min(alone),
+                    "measured_seconds": took,
+                    "fastest_seconds": max(one["fastest_seconds"] for one in ran),
+                    "ratio": took / slowest["predicted_seconds"],
+                    "one_process_ratio": statistics.median(alone) / predicted,
+                    "load_before": load,
+                    "load_after": os.getloadavg()[0],
+                    "at": datetime.datetime.now(datetime.timezone.utc).strftime("%H:%M"),
                 }
-                rows.append(row)
-                print(row, flush=True)
-    return {"links": speeds, "rows": rows}
+                rows.append(slowest | row)
+                print(rows[-1], flush=True)
+                keep({"rows": rows})
 
 
 def simulated() -> dict[str, Any]:
@@ -264,8 +251,14 @@ def main() -> None:
         told, store, rank, world, out = args.worker
         worker(told, store, int(rank), int(world), out)
         return
-    found = simulated() if args.simulate else measured(args.devices, args.targets)
-    name = "shards-simulated" if args.simulate else "shards-cpu"
+    if args.simulate:
+        keep("shards-simulated", simulated())
+    else:
+        measured(args.devices, args.targets, lambda found: keep("shards-cpu", found))
+
+
+def keep(name: str, found: dict[str, Any]) -> None:
+    """Write what is known so far."""
     found |= {
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),

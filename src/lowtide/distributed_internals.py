@@ -15,6 +15,7 @@ __all__ = [
     "group_seconds",
     "is_distributed",
     "local_of",
+    "may_be_answered_for",
     "several_processes",
     "storage_info",
     "tensor_holders",
@@ -49,6 +50,11 @@ def tensor_holders(tensor: torch.Tensor) -> int:
     """How many in this process hold a tensor, all of Python as one. Seen in 2.13."""
     count: Any = getattr(tensor, "_use_count", None)
     return 1 if count is None else int(count())
+
+
+def may_be_answered_for() -> bool:
+    """Whether a dispatch mode may answer for other processes, as while a step is tried out. Seen in 2.13."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def several_processes() -> bool:

@@ -36,6 +36,11 @@ def test_says_how_a_step_is_split():
         (["convpool", "--devices", "2", "--device", "1"], "give --draw FILE too"),
         (["convpool", "--devices", "100"], "more than 64 devices are simulated"),
         (["convpool", "--devices", "2", "--link", "fast"], "write bytes a second and a delay"),
+        (["convpool", "--mesh", "2by2"], "write devices along each axis, as 2x4"),
+        (["convpool", "--mesh", "2x2", "--devices", "4"], "--devices 4, or --mesh 2x2"),
+        (["convpool"], "--devices 4, or --mesh 2x2"),
+        (["convpool", "--mesh", "2x2", "--compare"], "--compare looks at one axis"),
+        (["convpool", "--mesh", "64x64", "--simulate"], "a mesh has 1024 devices at most"),
         (
             ["convpool", "--devices", "2", "--simulate", "--run"],
             "--simulate runs, draws, compares and writes nothing",
@@ -114,3 +119,18 @@ def test_a_process_that_hangs_is_named(tmp_path, monkeypatch):
         RunError, match="rank 0 has not ended after 1 s, nor have 1 others: at 0; give more time"
     ):
         on_ranks("hanging", [], 2, 1.0)
+
+
+def test_a_mesh_of_several_axes_gives_the_gradients_of_one(tmp_path):
+    out = tmp_path / "last.dot"
+    words = ["--mesh", "2x2", "--link", "100GB/s,0us", "--device", "3", "--draw", str(out)]
+    words += ["--run", "--check", "--double", "--time-limit", "1", "--json"]
+    done = shard("convpool", *words)
+    assert done.exit_code == 0
+    view = json.loads(done.output)
+    assert (view["devices"], view["mesh"], len(view["bytes_per_rank"])) == (4, [2, 2], 4)
+    assert len(view["links"]) == 2
+    assert any(None not in one["cut"] for one in view["results"])
+    assert view["max_rel_grad_diff"] < 1e-10
+    assert view["wire_bytes"] == view["planned_wire_bytes"] > 0
+    assert "dist_input=Rect" in out.read_text()

@@ -150,7 +150,9 @@ def _in_any_order(
     """Addresses for the order that takes least, and the plan in that order."""
     plan = source.plan
     assert plan is not None
-    step = OrderedStep(plan.graph, plan.program, plan.workspace_bytes, plan.seconds, plan.short, plan.link)
+    step = OrderedStep(
+        plan.graph, plan.program, plan.workspace_bytes, plan.seconds, plan.short, plan.link, plan.wire_seconds
+    )
     found = place_in_any_order(step, alignment=source.alignment, time_limit=time_limit, progress=progress)
     new = reordered(plan, found.program) if found.moved else plan
     return found.addresses, dataclasses.replace(

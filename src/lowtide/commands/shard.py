@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +24,22 @@ from lowtide.commands.common import (
 )
 from lowtide.commands.shard_document import shard_plan, taken
 from lowtide.commands.shard_draw import check_drawing, draw_shards
-from lowtide.commands.shard_simulate import LINK, simulated_text, simulated_view
+from lowtide.commands.shard_links import measured_links
+from lowtide.commands.shard_simulate import LINK, MESH, simulated_text, simulated_view
 from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
 from lowtide.commands.shard_view import split_text, split_view
+from lowtide.cost.wire import WireSpeed
 from lowtide.documents import write_document
 from lowtide.errors import RunError
 from lowtide.files import check_outputs
 from lowtide.needs import needs_torch
 from lowtide.plan.budget import parse_budget
 from lowtide.printable import printable
-from lowtide.units import format_bytes
+from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.execute.compare.shards import ShareMeasured
     from lowtide.execute.shards.tried import Chooser, ShardChoice
-    from lowtide.trace.shards.kinds import WireSpeed
     from lowtide.trace.step.joint import Joint
     from lowtide.zoo.base import Built
 
@@ -50,7 +52,8 @@ _SIMULATED = 1024
 
 @click.command(short_help="Split a step over devices.")
 @click.argument("target")
-@click.option("--devices", required=True, type=click.IntRange(1, _SIMULATED), metavar="N", help="How many.")
+@click.option("--devices", type=click.IntRange(1, _SIMULATED), metavar="N", help="How many, along one axis.")
+@click.option("--mesh", type=MESH, metavar="NxM", help="How many along each axis of a mesh, instead.")
 @click.option(
     "--cut",
     type=Choice(_CUTS),
@@ -61,7 +64,10 @@ _SIMULATED = 1024
 @click.option("--compare", "compares", is_flag=True, help="Say what other ways to split it take.")
 @click.option("--simulate", is_flag=True, help="Predict a step on up to 1,024 devices, axis by axis.")
 @click.option(
-    "--link", type=LINK, default="1GB/s,50us", metavar="B/s,us", help="How fast devices are connected."
+    "--link",
+    type=LINK,
+    metavar="B/s,us",
+    help="How fast devices are connected [--run: as measured; else 1GB/s,50us].",
 )
 @click.option("--draw", metavar="FILE", help="Write a picture: .svg, .dot or .json.")
 @click.option("--device", type=click.IntRange(0), metavar="K", help="Draw this device alone [all of them].")
@@ -89,12 +95,13 @@ _SIMULATED = 1024
 @target_help
 def shard(
     target: str,
-    devices: int,
+    devices: int | None,
+    mesh: tuple[int, ...] | None,
     cut: str,
     budget: str,
     compares: bool,
     simulate: bool,
-    link: tuple[float, float],
+    link: tuple[float, float] | None,
     draw: str | None,
     device: int | None,
     kernels: str,
@@ -114,38 +121,42 @@ def shard(
     those of one device.
     """
     refuse_reserved(budget)
-    if simulate and (runs or checks or compares or draw is not None or output is not None):
+    runs = runs or checks
+    if simulate and (runs or compares or draw is not None or output is not None):
         raise click.UsageError("--simulate runs, draws, compares and writes nothing; leave one of them out")
-    if devices > _MOST and not simulate:
-        raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
+    sizes = _sizes(devices, mesh, _SIMULATED if simulate else _MOST)
+    if len(sizes) > 1 and compares:
+        raise click.UsageError("--compare looks at one axis; give --devices in place of --mesh")
+    devices = prod(sizes)
     check_drawing(draw, device, devices)
     check_outputs(draw, output, inputs=[read_for(target)])
     with needs_torch("capturing a PyTorch step"):
         built = built_step(target, seed, double)
         joint, graph = captured_step(built)
-        from lowtide.trace.shards.kinds import WireSpeed
-
-        wire = WireSpeed(*link)
+        wire = WireSpeed(*link) if link is not None else WireSpeed()
     if simulate:
         from lowtide.execute.planning.step_costs import described
 
-        view = simulated_view(joint, devices, cut, described("cpu"), wire, time_limit)
+        view = simulated_view(joint, sizes, cut, described("cpu"), wire, time_limit)
         if as_json:
             print_json(view)
         else:
             say(simulated_text(view))
         return
-    chooser = _chooser(joint, devices, budget, time_limit, wire, forced=cut != "any")
-    choice = _choice(chooser, cut, compares)
+    links = [wire] * len(sizes)
+    if runs and link is None and cut == "any" and devices > 1:
+        links = list(measured_links(sizes, timeout))
+    chooser = _chooser(joint, devices, budget, time_limit, links[0], forced=cut != "any")
+    choice = _choice(chooser, sizes, links, cut, compares)
     shards = choice.best.shards
     view = split_view(joint, choice)
     if draw is not None:
         draw_shards(joint, shards, device, target, draw)
     shares: list[ShareMeasured] = []
-    if runs or checks:
+    if runs:
         with tempfile.TemporaryDirectory() as folder:
             task = ShardTask(
-                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout
+                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout, link
             )
             shares = _ran(task, built)
         view |= _measured_view(shares)
@@ -155,13 +166,17 @@ def shard(
     if as_json:
         print_json(view)
     else:
-        say(split_text(view) + ("\n" + _text(view) if "bytes_per_rank" in view else ""))
-        if draw is not None:
-            say(f"Wrote {printable(draw)}")
-        if output is not None:
-            say(f"Wrote {printable(output)}; lowtide report {printable(output)} draws it")
+        _say(view, draw, output)
     if checks:
         _check(view, 1e-10 if double else 1e-3)
+
+
+def _say(view: dict[str, Any], draw: str | None, output: str | None) -> None:
+    say(split_text(view) + ("\n" + _text(view) if "bytes_per_rank" in view else ""))
+    if draw is not None:
+        say(f"Wrote {printable(draw)}")
+    if output is not None:
+        say(f"Wrote {printable(output)}; lowtide report {printable(output)} draws it")
 
 
 def _check(view: dict[str, Any], limit: float) -> None:
@@ -179,6 +194,18 @@ def _check(view: dict[str, Any], limit: float) -> None:
         )
 
 
+def _sizes(devices: int | None, mesh: tuple[int, ...] | None, most: int) -> tuple[int, ...]:
+    """How many devices are along each axis."""
+    if (devices is None) == (mesh is None):
+        raise click.UsageError("say how many devices there are: --devices 4, or --mesh 2x2")
+    sizes = mesh or (devices or 1,)
+    if prod(sizes) > most == _MOST:
+        raise click.UsageError(f"more than {_MOST} devices are simulated; give --simulate")
+    if prod(sizes) > most:
+        raise click.UsageError(f"a mesh has {most} devices at most; this one has {prod(sizes)}")
+    return sizes
+
+
 def _chooser(
     joint: Joint, devices: int, budget: str, time_limit: float, link: WireSpeed, *, forced: bool
 ) -> Chooser:
@@ -189,9 +216,15 @@ def _chooser(
     return Chooser(joint, devices, described("cpu"), link, size, time_limit, forced=forced)
 
 
-def _choice(chooser: Chooser, cut: str, compares: bool) -> ShardChoice:
+def _choice(
+    chooser: Chooser, sizes: Sequence[int], links: Sequence[WireSpeed], cut: str, compares: bool
+) -> ShardChoice:
+    from lowtide.execute.shards.choose import choose_on_mesh
     from lowtide.execute.shards.tried import choose
+    from lowtide.graph.shards import Mesh
 
+    if len(sizes) > 1:
+        return choose_on_mesh(chooser, Mesh(tuple(sizes)), links, cut)
     return choose(chooser, cut, compare=compares)
 
 
@@ -220,6 +253,8 @@ def _measured_view(shares: Sequence[ShareMeasured]) -> dict[str, Any]:
         "wire_bytes_per_rank": [one.wire_bytes for one in shares],
         "planned_wire_bytes": sum(one.planned_wire_bytes for one in shares),
         "budget_bytes": max(one.budget_bytes for one in shares),
+        "planned_seconds_per_rank": [one.planned_seconds for one in shares],
+        "links": [msgspec.to_builtins(one) for one in shares[0].speeds],
     }
 
 
@@ -231,4 +266,10 @@ def _text(view: dict[str, Any]) -> str:
         lines.append(f"rank {rank:<5} {format_bytes(peak)}, planned {format_bytes(planned)}")
     sent, planned = (format_bytes(view[key]) for key in ("wire_bytes", "planned_wire_bytes"))
     lines.append(f"wire       {sent} in one step, of all devices together, planned {planned}")
+    sizes = view.get("mesh") or [view["devices"]]
+    for axis, (size, one) in enumerate(zip(sizes, view["links"], strict=True)):
+        along = f"along axis {axis}, " if len(sizes) > 1 else ""
+        lines.append(f"link       {along}{WireSpeed(**one).words(size)}")
+    longest = max(view["planned_seconds_per_rank"])
+    lines.append(f"predicted  {format_seconds(longest)} a step by the plans of devices, with communication")
     return "\n".join(lines)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lowtide.cost.device import Device
+    from lowtide.cost.wire import WireSpeed
     from lowtide.execute.compare.shards import ShareMeasured
     from lowtide.execute.shards.tried import Chooser, ShardChoice, SplitTried
     from lowtide.trace.shards.device_step import DeviceStep
-    from lowtide.trace.shards.kinds import WireSpeed
 
 __all__ = ["shard_plan", "taken"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import LowtideError, RunError
 from lowtide.files import write_atomically
 
@@ -29,7 +30,8 @@ def main() -> None:
     from lowtide.execute.shards.ranks import one_of_several
 
     with one_of_several(int(port), int(rank), int(devices), task.seconds) as store:
-        here = connected(task.shards.mesh.sizes, store)
+        link = None if task.link is None else WireSpeed(*task.link)
+        here = connected(task.shards.mesh.sizes, store, link)
         built, joint = here.meeting.settled("capture the step", lambda: _captured(task))
         options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
         found = measure_share(

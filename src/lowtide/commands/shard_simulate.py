@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +12,10 @@ from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.cost.device import Device
-    from lowtide.trace.shards.kinds import WireSpeed
+    from lowtide.cost.wire import WireSpeed
     from lowtide.trace.step.joint import Joint
 
-__all__ = ["LINK", "simulated_text", "simulated_view"]
+__all__ = ["LINK", "MESH", "simulated_text", "simulated_view"]
 
 _FORM = re.compile(
     r"\s*(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?B)/s\s*,\s*(?P<delay>\d+(?:\.\d+)?)\s*us\s*"
@@ -39,13 +40,27 @@ class _Link(click.ParamType[tuple[float, float]]):
         return float(found["rate"]) * _UNITS[found["unit"]], float(found["delay"]) * 1e-6
 
 
-LINK = _Link()
+class _Mesh(click.ParamType[tuple[int, ...]]):
+    """Devices along each axis, as ``2x4``."""
+
+    name = "mesh"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The numbers."""
+        if isinstance(value, tuple):
+            return value
+        if re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", str(value)) is None:
+            self.fail(f"{value!r} is no mesh; write devices along each axis, as 2x4", param, ctx)
+        return tuple(map(int, str(value).split("x")))
+
+
+LINK, MESH = _Link(), _Mesh()
 
 
 def simulated_view(
-    joint: Joint, devices: int, cut: str, device: Device, link: WireSpeed, time_limit: float
+    joint: Joint, sizes: Sequence[int], cut: str, device: Device, link: WireSpeed, time_limit: float
 ) -> dict[str, Any]:
-    """The split over a mesh of so many devices, and what one of them is predicted to take."""
+    """The split over a mesh, or over as many devices, and what one of them is predicted to take."""
     from lowtide.cost.estimate import estimate
     from lowtide.execute.shards.axes import axes_of, split_axes
     from lowtide.graph.shards import Mesh
@@ -53,7 +68,8 @@ def simulated_view(
 
     costs = enumerate(estimate(joint.graph, device))
     seconds = {k: one.seconds.value for k, one in costs if one.seconds}
-    mesh = Mesh(axes_of(devices))
+    mesh = Mesh(axes_of(sizes[0]) if len(sizes) == 1 else tuple(sizes))
+    devices = mesh.devices
     found = split_axes(joint, mesh, seconds, [link] * len(mesh.sizes), CUT_KINDS[cut], time_limit)
     forward = sum(op.phase.value == "forward" for op in joint.graph.ops)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lowtide.units import format_bytes, format_seconds
@@ -29,21 +30,37 @@ def split_view(joint: Joint, choice: ShardChoice) -> dict[str, Any]:
         "predicted_wire_bytes": best.wire_bytes,
         "predicted_messages": best.messages,
         "parameters": {
-            graph.tensors[t].label: cut[0] for t, cut in shards.leaves.items() if cut[0] is not None
+            graph.tensors[t].label: _along(cut)
+            for t, cut in shards.leaves.items()
+            if any(dim is not None for dim in cut)
         },
         "results": [
             {
                 "operator": graph.ops[k].label,
                 "kind": graph.ops[k].kind,
-                "cut": share.cut[0],
-                "summed_over": share.over[0],
+                "cut": _along(share.cut),
+                "summed_over": _along(share.over),
             }
             for k, share in sorted(shards.operators.items())
         ],
     }
+    if len(shards.mesh.sizes) > 1:
+        view["mesh"] = list(shards.mesh.sizes)
     if choice.others:
         view["compared"] = [_row(one) for one in choice.others]
     return view
+
+
+def _along(some: Sequence[int | None]) -> int | list[int | None] | None:
+    """What is cut along the only axis of a mesh, or along each of several."""
+    return some[0] if len(some) == 1 else list(some)
+
+
+def _told(what: str, found: int | list[int | None] | None) -> list[str]:
+    """The same in words; nothing where nothing is cut."""
+    if not isinstance(found, list):
+        return [] if found is None else [f"{what} {found}"]
+    return [f"{what} {one} along axis {axis}" for axis, one in enumerate(found) if one is not None]
 
 
 def _row(one: SplitTried) -> dict[str, Any]:
@@ -59,16 +76,14 @@ def _row(one: SplitTried) -> dict[str, Any]:
 
 def split_text(view: dict[str, Any]) -> str:
     """The same for people."""
-    lines = [
-        f"{view['devices']} devices: {view['split_operators']} of {view['operators']} operators of forward "
-        "are split"
-    ]
+    mesh = f", mesh {'x'.join(map(str, view['mesh']))}" if "mesh" in view else ""
+    split = f"{view['split_operators']} of {view['operators']} operators of forward are split"
+    lines = [f"{view['devices']} devices{mesh}: {split}"]
     for one in view["results"]:
-        how = [] if one["cut"] is None else [f"dimension {one['cut']}"]
-        how += [] if one["summed_over"] is None else [f"a part of sum {one['summed_over']}"]
+        how = [*_told("dimension", one["cut"]), *_told("a part of sum", one["summed_over"])]
         lines.append(f"  {one['operator']:<32.32} {one['kind']:<36.36} {', '.join(how)}")
     for name, dim in view["parameters"].items():
-        lines.append(f"  {name:<32.32} {'input or parameter':<36} dimension {dim}")
+        lines.append(f"  {name:<32.32} {'input or parameter':<36} {', '.join(_told('dimension', dim))}")
     bound = view["bound_seconds"]
     none = f"none takes less than {format_seconds(bound)} by these costs" if bound else ""
     lines.append(_line("estimated", view, none))

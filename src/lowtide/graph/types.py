@@ -57,6 +57,8 @@ GROUP = "lowtide.group"
 """The kind of an operator that runs a body of others as compiled kernels."""
 ACCUMULATE = "lowtide.accumulate"
 """The kind of an operator that adds its second input, or the product of two more, to its first."""
+EXCHANGE, SUM = "lowtide.exchange", "lowtide.add_up"
+"""Kinds of operators that talk to other processes."""
 DENSE = "lowtide.dense"
 """The kind of an operator that copies a gradient into the strides that autograd keeps it in."""
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.execute.shards.axes import axes_of, split_axes
 from lowtide.graph.shards import Mesh
-from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.test_local import GPT2, RESNET, UNET, Captured, compared
 

@@ -18,7 +18,7 @@ SECONDS = 2.0
 
 
 def share(rank, place, count, port, fault):
-    """One of several processes that add up three times; one of them does not get to the last."""
+    """One of several processes that add up three times, also beside each other; one does not get to the last."""
     forked._settle(*place)
     distributed, limit = torch.distributed, timedelta(seconds=SECONDS)
     store = distributed.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
@@ -26,6 +26,8 @@ def share(rank, place, count, port, fault):
     watch = RankWatch(store, rank, count)
     wire = ProcessWire(distributed.group.WORLD, watch)
     watch.begin(LABELS)
+    fault, _, beside = fault.partition(" ")
+    sums = []
     try:
         for number in range(len(LABELS)):
             if rank == 1 and number == 2:
@@ -33,23 +35,26 @@ def share(rank, place, count, port, fault):
                 if fault == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(30)
-            wire.add_up(torch.ones(4))
+            if beside:
+                sums.append(wire.begin_sum(torch.ones(4)))
+            else:
+                wire.add_up(torch.ones(4))
+        for wait in sums:
+            wait()
     except RunError as error:
         os.write(1, f"{rank} {error}\n".encode())
         raise SystemExit(3) from None
 
 
-FAULTS = {
-    "dies": "rank 1 has died, or cannot be reached: it was",
-    "hangs": "rank 1 does not go on: it is",
-}
+DIES, HANGS = "rank 1 has died, or cannot be reached: it was", "rank 1 does not go on: it is"
+FAULTS = {"dies": DIES, "hangs": HANGS, "dies beside": DIES, "hangs beside": HANGS}
 
 
 def test_the_one_to_blame_is_named_with_its_operator(tmp_path, fork_server):
     multiprocessing.set_forkserver_preload(list(forked._PRELOADED))
     context, count = multiprocessing.get_context("forkserver"), 3
     running = {}
-    for fault in FAULTS:  # both at once: most of it is waiting
+    for fault in FAULTS:  # all at once: most of it is waiting
         store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         (tmp_path / fault).mkdir()
         given = (dict(os.environ), str(tmp_path / fault)), count, store.port, fault

@@ -9,6 +9,8 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import RunError
+from lowtide.graph import SUM
+from lowtide.plan.check.time import seconds_of
 
 BUDGET = 36_000
 """Less than one device takes."""
@@ -81,6 +83,18 @@ def trained(rank, port, folder):
     assert step.plan.budget_bytes >= step.plan.predicted.peak_bytes
     assert step.communications
     assert "device" in step.explain()
+    assert "along axis 0, 2 devices: a message takes" in step.explain()
+    (speed,) = step.here.speeds
+    told = {"how fast they are": repr(speed)}
+    step.here.meeting.agree("compare speeds", told, "All have to know the same")
+    assert 0 < speed.latency < 60
+    assert 0 < speed.sum_latency < 60
+    sums = {k for k, op in enumerate(step.plan.graph.ops) if op.kind == SUM}
+    assert sums
+    assert sums <= step.plan.wire_seconds.keys()
+    took = seconds_of(step.plan.graph, step.plan.program, step.plan.seconds, {}, None, step.plan.wire_seconds)
+    assert step.plan.predicted.seconds == pytest.approx(took)
+    assert step.predicted_seconds >= took * (1 - 1e-9)
     pairs = [(m, torch.optim.Adam(m.parameters(), lr=0.1)) for m in (model, alone)]
     for number in range(2):
         before = step.sent_bytes

@@ -3,7 +3,7 @@
 import torch
 
 from lowtide.execute.shards.split import SplitStep, cut_model
-from lowtide.plan.check.communication import EXCHANGE, SUM
+from lowtide.graph import EXCHANGE, SUM
 from lowtide.trace.distributed.wires import connect
 from lowtide.trace.shards.local import local_step
 from lowtide.trace.step.capture import capture

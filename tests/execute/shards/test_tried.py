@@ -6,12 +6,12 @@ from torch import nn
 
 from lowtide import zoo
 from lowtide.cost.device import Device, Environment
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.shards.tried import Chooser, choose
 from lowtide.graph import Role
 from lowtide.graph.shards import box_of
 from lowtide.trace.shards.device_step import device_step
-from lowtide.trace.shards.kinds import WireSpeed
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.devices import on_devices
 

@@ -10,6 +10,7 @@ import torch
 
 from lowtide import capture, zoo
 from lowtide.commands.shard_document import shard_plan
+from lowtide.cost.wire import WireSpeed
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.fit import fit
 from lowtide.execute.shards.tried import Chooser, choose
@@ -20,7 +21,6 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
 from lowtide.plan.result.shard_plan import ShardPlan, ShareTaken
-from lowtide.trace.shards.kinds import WireSpeed
 from tests.planning import plan_for
 from tests.steps import DEVICE, families, families_plan
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lowtide.graph import RESIDENT_ROLES, Phase
-from lowtide.plan.check.communication import EXCHANGE, SUM, communications
+from lowtide.graph import EXCHANGE, RESIDENT_ROLES, SUM, Phase
+from lowtide.plan.check.communication import communications
 from lowtide.plan.program.instructions import Run
 from lowtide.plan.program.simulate import simulate
 from lowtide.report.page import decisions as decisions_module

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from lowtide import zoo
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import CaptureError
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest
-from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.local import local_step
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from lowtide.cost.watch import watch_cpu
+from lowtide.cost.wire import WireSpeed
 from lowtide.execute.compile.user_code import check_loss
 from lowtide.execute.fit import fit
 from lowtide.execute.shards.meshes import Connected
 from lowtide.execute.shards.split import (
     at_path,
+    crowded_seconds,
     fill_model,
     named_tensors,
     proven_communications,
@@ -51,6 +53,10 @@ class ShareMeasured:
     """The largest of a parameter or buffer behind the update, as a share of its norm."""
     planned_bytes: int
     budget_bytes: int
+    planned_seconds: float
+    """Of a step, by the plan of this process, on the processors that it shares with others."""
+    speeds: tuple[WireSpeed, ...]
+    """How fast processes are connected along each axis."""
 
 
 def write_reference(
@@ -91,9 +97,9 @@ def measure_share(
     talks = proven_communications(step.plan, here, split)
     here.watch.begin([one.label for one in talks])
     torch.manual_seed(0)
-    before = here.wires[0].sent_bytes
+    before = sum(wire.sent_bytes for wire in here.wires)
     loss, seen = watch_cpu(lambda _: _trained(step, model, parts))
-    sent = here.wires[0].sent_bytes - before
+    sent = sum(wire.sent_bytes for wire in here.wires) - before
     distributed.barrier()
     state = {name: at_path(model, name.split(".")) for name in split.boxes}
     resident = sum(one.nbytes for one in (*state.values(), *parts))
@@ -111,6 +117,8 @@ def measure_share(
         max(updates, default=0.0),
         step.plan.predicted.peak_bytes,
         step.plan.budget_bytes,
+        crowded_seconds(step.plan, here.crowding),
+        here.speeds,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lowtide.cost.watch import Marker
+from lowtide.cost.wire import wire_seconds
 from lowtide.errors import InfeasibleError, LowtideError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host, refuse_too_much
@@ -27,6 +28,7 @@ from lowtide.plan.budget import Budget
 from lowtide.plan.make.make_plan import make_plan, plain_peak
 from lowtide.plan.make.other_sizes import AS_FOR_ANOTHER, as_good, plan_by, scaled
 from lowtide.plan.make.paused import PausedStep, resumed
+from lowtide.plan.make.retimed import retimed
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import with_in_place
@@ -36,6 +38,7 @@ from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.found import LOWEST
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan
+from lowtide.trace.distributed.wires import wire_ends
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["StepPlanner", "measurable", "warn_interrupted"]
@@ -108,7 +111,8 @@ class StepPlanner:
         request, room = self._asked(request), self._there(request, None)
         known = self._kept(request, room).load()
         if known is not None and fits_host(self._graph, known.program):
-            self.known, self._known_beside = known, self._room.graph_bytes
+            now = wire_seconds(self._graph, wire_ends())
+            self.known, self._known_beside = retimed(known, now), self._room.graph_bytes
             return known.program
         if self._relatives:
             self._expected = self._taken_over(request, room)
@@ -166,6 +170,7 @@ class StepPlanner:
             elif not smallest:
                 kept.store(plan)
         refuse_too_much(graph, plan.program)
+        plan = retimed(plan, costs.wire_seconds)  # it may have been kept since others were as fast
         return plan if paused is None else resumed(plan, paused, request, self._graph)
 
     def _taken_over(self, request: PlanRequest, room: DeviceRoom) -> Plan | None:

@@ -14,12 +14,14 @@ from lowtide.cost.measure import measure
 from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
+from lowtide.cost.wire import wire_seconds
 from lowtide.errors import FileError
 from lowtide.graph import Graph, Op
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import short_seconds
+from lowtide.trace.distributed.wires import wire_ends
 
 __all__ = ["MEASURING", "costs_of", "described", "device_of", "link_of"]
 
@@ -45,7 +47,8 @@ def costs_of(
 
     The origin ``known`` stands for what the cache has, and estimates of the rest. What is left to measure
     after ``time_limit`` seconds is timed once, as the step runs it. Operators that are ``guessed`` are
-    estimated where the cache does not know them.
+    estimated where the cache does not know them. Communications are tried out without other processes: so
+    their own seconds are what they compute, and what they wait for follows from how fast their wires are.
     """
     if origin == "known":
         cache = open_cache(cache_folder(), environment(kind))
@@ -75,6 +78,7 @@ def costs_of(
         tuple(_workspace(cost) + _scratch(graph, op) for op, cost in zip(graph.ops, found, strict=True)),
         origin,
         short=short_seconds(graph, found),
+        wire_seconds=wire_seconds(graph, wire_ends()),
         disturbed=sum(cost.disturbed for cost in found),
     )
 

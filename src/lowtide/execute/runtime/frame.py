@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class Frame:
         "quick",
         "sent",
         "states",
+        "sums",
         "table",
         "transfers",
         "travellers",
@@ -54,14 +56,27 @@ class Frame:
         """By tensor on the host: the ticket of the copy that brought it there, and how it lay in memory."""
         self.outgoing: dict[int, Any] = {}
         self.incoming: dict[int, Any] = {}
+        self.sums: dict[int, Callable[[], None]] = {}
+        """By result: what waits for a sum over processes that is on its way."""
         self.transfers = transfers
         self.travellers: dict[int, Traveller] = {}
         """Leaves that were sent to the host."""
         self.able: frozenset[int] = frozenset()
         """Leaves that own their memory alone."""
 
+    def arrive(self, tensor: int) -> None:
+        """From here on a tensor is there, if it was on its way from the host or from other processes."""
+        ticket = self.incoming.pop(tensor, None)
+        if ticket is not None:
+            assert self.transfers is not None
+            self.transfers.wait(ticket)
+        if tensor in self.sums:
+            self.sums.pop(tensor)()
+
     def settle(self) -> None:
-        """From here on whatever comes back from the host is there: who reads it next does not wait."""
+        """From here on whatever comes from the host or from others is there: who reads it does not wait."""
+        while self.sums:  # in the order in which they were started
+            self.sums.pop(next(iter(self.sums)))()
         for ticket in self.incoming.values():
             assert self.transfers is not None
             self.transfers.wait(ticket)
@@ -73,7 +88,9 @@ class Frame:
             if self.transfers is not None:
                 self.transfers.settle()
         finally:
-            for part in (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming):
+            # sums are not waited for: others may be gone, and torch holds their memory until they end
+            parts = (self.table, self.states, self.hosts, self.sent, self.outgoing, self.incoming, self.sums)
+            for part in parts:
                 part.clear()
             for one in self.travellers.values():
                 one.hide()

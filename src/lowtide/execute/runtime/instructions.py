@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
+from lowtide.distributed_internals import may_be_answered_for
 from lowtide.errors import PlanError
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.in_place import in_place_variant
 from lowtide.execute.runtime.parameter_offload import Traveller
-from lowtide.graph import LOOP
+from lowtide.graph import LOOP, SUM
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
 from lowtide.plan.program.short_reruns import JOINED
+from lowtide.trace.distributed.wires import wire_of
 from lowtide.trace.eager.updates import without_update
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
-    "AlreadyRun", "Dropping", "Fetching", "Line", "Nested", "Running", "Sending", "filled", "prepared",
-    "random_again", "run_lines",
+    "AlreadyRun", "Dropping", "Fetching", "Line", "Nested", "Running", "Sending", "Summing", "filled",
+    "prepared", "random_again", "run_lines",
 ]  # fmt: skip
 
 
@@ -55,9 +58,11 @@ class Dropping(Line):
     def __call__(self, frame: Frame) -> None:
         """Let go."""
         for tensor in self.travelling:
-            assert frame.transfers is not None
-            frame.transfers.wait(frame.outgoing.pop(tensor, None))
-            frame.transfers.wait(frame.incoming.pop(tensor, None))
+            ticket = frame.outgoing.pop(tensor, None)
+            if ticket is not None:
+                assert frame.transfers is not None
+                frame.transfers.wait(ticket)
+            frame.arrive(tensor)
         table = frame.table
         for tensor in self.tensors:
             table[tensor] = None
@@ -78,6 +83,7 @@ class Sending(Line):
     def __call__(self, frame: Frame) -> None:
         """Start."""
         assert frame.transfers is not None
+        frame.arrive(self.tensor)
         value = frame.table[self.tensor]
         host, ticket = frame.transfers.send(value)
         frame.hosts[self.tensor] = host
@@ -204,8 +210,7 @@ class Running(Line):
         """Run the operator."""
         table = frame.table
         for tensor in self.awaited:
-            assert frame.transfers is not None
-            frame.transfers.wait(frame.incoming.pop(tensor, None))
+            frame.arrive(tensor)
         args, kwargs = self.args.copy(), self.kwargs
         for position, tensor, items in self.fill[0]:
             args[position] = table[tensor] if items is None else filled(items, table)
@@ -235,6 +240,27 @@ class Running(Line):
                 table[tensor] = value
 
 
+class Summing(Running):
+    """Starts a sum over processes, which goes on beside what follows: who needs the result first waits.
+
+    Where somebody looks at operators it is one like others, which gives the sum.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Start."""
+        if not frame.quick or may_be_answered_for():
+            super().__call__(frame)
+            return
+        for tensor in self.awaited:
+            frame.arrive(tensor)
+        ((_, source, _),), wire = self.fill[0], self.args[-1]
+        value = frame.table[source].clone(memory_format=torch.contiguous_format)
+        frame.sums[self.outputs[0]] = wire_of(wire).begin_sum(value)
+        frame.table[self.outputs[0]] = value
+
+
 class AlreadyRun(Running):
     """An operator that ran as part of the short run before it."""
 
@@ -261,8 +287,9 @@ def prepared(
     seen: set[int] = set()
     out: set[int] = set()
     coming: set[int] = set()
-    """Tensors under way to the device; who reads anything on their storages waits."""
-    storages = joint.graph.storages() if last else []
+    """Tensors under way to the device, or from others; who reads anything on their storages waits."""
+    sums = {op for op, one in enumerate(joint.graph.ops) if one.kind == SUM}
+    storages = joint.graph.storages() if last or sums else []
     storages += range(len(storages), max(leaves, default=-1) + 1)
     lines: list[Line] = []
 
@@ -297,6 +324,9 @@ def prepared(
             return Running(joint, line, None, first, awaited, turning)
         if joint.graph.ops[line.op].kind == LOOP:
             raise PlanError(f"the program runs the loop {line.op} without its tiles; plan again")
+        if line.op in sums:
+            coming.update(joint.calls[line.op].results)
+            return Summing(joint, line, None, first, awaited)
         return Running(joint, line, place.get(line.op), first, awaited, joined=joined)
 
     lines = [line_of(k, line) for k, line in enumerate(program.instructions)]

@@ -20,6 +20,7 @@ from lowtide.execute.runtime.instructions import (
     Line,
     Running,
     Sending,
+    Summing,
     filled,
 )
 from lowtide.trace.step.group import Group
@@ -198,8 +199,8 @@ def _clear(tensors: tuple[int, ...]) -> Step:
 
 
 def _call(line: Running) -> Step:
-    """The call of an operator; one that draws numbers or waits for copies runs as its line."""
-    if line.awaited or line.state is not None or line.fill[1]:
+    """The call of an operator; one that draws numbers, waits or goes on beside others runs as its line."""
+    if line.awaited or line.state is not None or line.fill[1] or isinstance(line, Summing):
         return line
     fill = line.fill[0]
     reads = tuple(tensor for _, tensor, _ in fill)

@@ -5,5 +5,5 @@ Takes a user's function and a mesh; gives a step that all processes call alike. 
 gives the part of a process and proves that none waits for ever, ``mesh_step`` runs it over ``wires``, and
 ``faults`` says who is to blame where one fails.
 
-From outside: ``axes``, ``mesh_step``, ``meshes``, ``ranks``, ``split``, ``tried``, ``values``.
+From outside: ``axes``, ``choose``, ``mesh_step``, ``meshes``, ``ranks``, ``split``, ``tried``, ``values``.
 """

@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.graph.access import access
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest, cost_of
-from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lowtide.cost.estimate import estimate
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import split_axes
-from lowtide.execute.shards.tried import FREE, Chooser, choose
+from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, choose, fitting
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
-from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["choose_shards"]
+__all__ = ["choose_on_mesh", "choose_shards"]
 
 _TRYING = 1.0
 """Seconds of a search from which on splits are looked at as devices would run them, which takes as long."""
@@ -31,12 +32,13 @@ def choose_shards(
     kind: CutKind = CUT_KINDS["any"],
     held: Mapping[int, int | None] | None = None,
     budget_bytes: int | None = None,
+    links: Sequence[WireSpeed] = (),
 ) -> tuple[Shards, Chosen]:
     """The cheapest by estimated times; of another ``kind`` than any, all is cut that can be.
 
     ``held`` says how tensors are cut that are there already. Where parameters, inputs and what backward reads
     take more than the budget of a device, splits are tried for the fastest that fits; where none does, or in
-    less than a second, it is the one that takes least.
+    less than a second, it is the one that takes least. ``links`` connect the devices along each axis.
     """
     several = len(mesh.sizes) > 1
     if several and held:
@@ -46,9 +48,10 @@ def choose_shards(
         )
     device = described("cpu")
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
+    links = list(links) or [WireSpeed()] * len(mesh.sizes)
+    priced = links if kind is CUT_KINDS["any"] else [FREE] * len(links)
     if several:
-        links = [WireSpeed() if kind is CUT_KINDS["any"] else FREE] * len(mesh.sizes)
-        split = split_axes(joint, mesh, seconds, links, kind, time_limit)
+        split = split_axes(joint, mesh, seconds, priced, kind, time_limit)
         return split.shards, Chosen((), split.seconds, 0.0)
 
     def chosen(link: WireSpeed, price: float) -> tuple[Shards, Chosen, float]:
@@ -61,11 +64,21 @@ def choose_shards(
         found = cheapest(alone, ways.pairs, time_limit)
         return ways.shards(found.choices), found, cost_of(found.choices, ways.held, {})
 
-    shards, found, taken = chosen(WireSpeed() if kind is CUT_KINDS["any"] else FREE, 0.0)
+    shards, found, taken = chosen(priced[0], 0.0)
     if budget_bytes is None or taken <= budget_bytes:
         return shards, found
     if not held and time_limit >= _TRYING:
-        chooser = Chooser(joint, mesh.devices, device, WireSpeed(), budget_bytes, time_limit)
+        chooser = Chooser(joint, mesh.devices, device, links[0], budget_bytes, time_limit)
         with contextlib.suppress(PlanError):
             return choose(chooser).best.shards, found
     return chosen(WireSpeed(1 / _DEAR, 0.0), _DEAR)[:2]  # what arrives takes memory too
+
+
+def choose_on_mesh(chooser: Chooser, mesh: Mesh, links: Sequence[WireSpeed], kind: str) -> ShardChoice:
+    """The split over a mesh of several axes, planned axis by axis; there is no bound for all of them.
+
+    A PlanError names the smallest budget of a device that is known to work.
+    """
+    priced = [FREE] * len(links) if chooser.forced else links
+    found = split_axes(chooser.joint, mesh, chooser.seconds, priced, CUT_KINDS[kind], chooser.time_limit)
+    return ShardChoice(fitting([chooser.looked_at(kind, found.shards, found.seconds, 0.0)]), 0.0)

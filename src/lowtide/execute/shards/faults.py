@@ -29,7 +29,7 @@ class _Beat(msgspec.Struct, frozen=True):
 
     number: int
     done: int
-    """Communications that it has ended since it began."""
+    """Communications that it has ended since it began, and sums that it has started."""
     inside: bool
     """Whether it is in one now, and waits for others itself."""
     where: str
@@ -42,7 +42,7 @@ class RankWatch:
         self._store, self.rank, self.count = store, rank, count
         self._labels: Sequence[str] = ()
         self._at = self._done = 0
-        self._inside = False
+        self._waits_in = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="lowtide beats")
         self._thread.start()
@@ -60,22 +60,33 @@ class RankWatch:
     @property
     def where(self) -> str:
         """Where this process is, in words."""
-        name = self._labels[self._at] if self._at < len(self._labels) else f"communication {self._done + 1}"
-        if self._inside:
-            return f"in {name}"
+        if self._waits_in:
+            return f"in {self._waits_in}"
+        name = self._next
         before = self._labels[self._at - 1] if 0 < self._at <= len(self._labels) else ""
         return f"behind {before}, on the way to {name}" if before else f"on the way to {name}"
 
+    @property
+    def _next(self) -> str:
+        """The communication that comes next."""
+        return self._labels[self._at] if self._at < len(self._labels) else f"communication {self._done + 1}"
+
     @contextlib.contextmanager
-    def communicating(self) -> Iterator[None]:
-        """Around each communication; what torch raises becomes a RunError that names the rank to blame."""
-        self._inside = True
+    def communicating(self) -> Iterator[str]:
+        """Around each communication, or the start of one that is waited for later; gives its name."""
+        with self.waiting(self._next) as name:
+            yield name
+        self._at, self._done = self._at + 1, self._done + 1
+
+    @contextlib.contextmanager
+    def waiting(self, name: str) -> Iterator[str]:
+        """While others are waited for; what torch raises becomes a RunError that names the rank to blame."""
+        self._waits_in = name
         try:
-            yield
+            yield name
         except RuntimeError as error:
             raise RunError(self._told(error)) from error
-        self._inside = False
-        self._at, self._done = self._at + 1, self._done + 1
+        self._waits_in = ""
 
     def _beat(self) -> None:
         number = 0
@@ -83,7 +94,7 @@ class RankWatch:
             store = self._store.clone() if hasattr(self._store, "clone") else self._store
             while not self._ended.is_set():
                 number += 1
-                beat = _Beat(number, self._done, self._inside, self.where)
+                beat = _Beat(number, self._done, bool(self._waits_in), self.where)
                 store.set(f"{BEATS}/{self.rank}", msgspec.json.encode(beat))
                 self._ended.wait(_PERIOD)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import msgspec
 import torch
@@ -29,9 +29,12 @@ from lowtide.execute.shards.arguments import (
 from lowtide.execute.shards.choose import choose_shards
 from lowtide.execute.shards.meshes import Connected, connected
 from lowtide.execute.shards.split import (
+    LocalPlan,
+    Planner,
     SplitStep,
     copies_of,
     copy_state,
+    crowded_seconds,
     cut_model,
     norm_of,
     proven_communications,
@@ -43,7 +46,7 @@ from lowtide.plan.check.communication import Communication
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.joint import Joint
-from lowtide.units import format_bytes
+from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,24 +56,6 @@ __all__ = ["MeshLike", "MeshStep", "Planner", "fit_on_mesh"]
 
 MeshLike: TypeAlias = "int | Sequence[int] | DeviceMesh"
 """A number of devices, numbers along each axis, or torch's own."""
-
-
-class LocalPlan(Protocol):
-    """A step of one process inside its budget."""
-
-    def __call__(self, *args: Any) -> Any:
-        """Run it."""
-
-    def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
-        """Plan it for arguments like these."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that was made last."""
-
-
-Planner = Callable[[Callable[..., Any], Sequence[Any]], LocalPlan]
-"""Plans a function for an example of its arguments."""
 
 
 @dataclass(slots=True)
@@ -200,6 +185,11 @@ class MeshStep:
         """What it has sent so far."""
         return sum(wire.sent_bytes for wire in self.here.wires)
 
+    @property
+    def predicted_seconds(self) -> float:
+        """Of a step: by the plan of this process, with communication, on the processors that it shares."""
+        return crowded_seconds(self.plan, self.here.crowding)
+
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -263,7 +253,10 @@ class MeshStep:
             f"device {here.rank} of {here.mesh.devices}: {len(shards.operators)} operators of forward are "
             f"split, and {len(cut)} of {len(self.boxes)} parameters and buffers",
             f"sends {format_bytes(self.planned_wire_bytes)} a step in {len(self.communications)} parts",
-        ]
+            *(f"along axis {k}, {one.devices} devices: {speed.words(one.devices)}, measured"
+              for k, (one, speed) in enumerate(zip(here.wires, here.speeds, strict=True)) if one.devices > 1),
+            f"a step is predicted to take {format_seconds(self.predicted_seconds)}, with communication",
+        ]  # fmt: skip
         return "\n".join([*lines, self.plan.explain()])
 
     @property
@@ -353,7 +346,7 @@ class MeshStep:
             if here.rank:
                 return b""
             limit, budget = self._time_limit, self._budget_bytes
-            found = choose_shards(joint, here.mesh, limit, held=held, budget_bytes=budget)
+            found = choose_shards(joint, here.mesh, limit, held=held, budget_bytes=budget, links=here.speeds)
             return msgspec.json.encode(found[0])
 
         told = meeting.everybody("split the step", meeting.settled("choose how to split", chosen))[0]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.distributed_internals import default_store, group_seconds
 from lowtide.errors import RunError
 from lowtide.execute.shards.faults import RankWatch
 from lowtide.execute.shards.meeting import Meeting
-from lowtide.execute.shards.wires import ProcessWire
+from lowtide.execute.shards.wires import ProcessWire, speed_of, timed_messages
 from lowtide.graph.shards import Mesh
 
 __all__ = ["Connected", "connected"]
@@ -36,6 +40,10 @@ class Connected:
     """To others along each axis."""
     meeting: Meeting
     watch: RankWatch
+    speeds: tuple[WireSpeed, ...]
+    """Of each wire."""
+    crowding: float = 1.0
+    """How many times longer operators take where processes of a host have more threads than processors."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,12 +56,13 @@ class Connected:
         return {name: self.mesh.line(self.rank, axis) for axis, name in enumerate(self.names)}
 
 
-def connected(mesh: Any, store: Any = None) -> Connected:
+def connected(mesh: Any, store: Any = None, link: WireSpeed | None = None) -> Connected:
     """This process in a mesh: a number of devices, numbers along each axis, or torch's DeviceMesh.
 
     Where nobody has called ``init_process_group`` and torchrun has started this process, it is called here.
     Processes meet in the ``store``, or in that of torch.distributed. A mesh that one of them cannot have, or
-    that is not the same for all, is refused by all.
+    that is not the same for all, is refused by all. How fast they are connected is measured then, by a few
+    messages and sums, unless a ``link`` says it.
     """
     distributed: Any = torch.distributed
     if not distributed.is_available():
@@ -72,7 +81,33 @@ def connected(mesh: Any, store: Any = None) -> Connected:
         if not hasattr(mesh, "get_group"):
             mesh = distributed.init_device_mesh(_device_type(), sizes)
         groups = [mesh.get_group(axis) for axis in range(len(sizes))]
-    return Connected(Mesh(sizes), rank, tuple(ProcessWire(one, watch) for one in groups), meeting, watch)
+    wires = tuple(ProcessWire(one, watch) for one in groups)
+    speeds = _speeds(wires, meeting) if link is None else (link,) * len(wires)
+    return Connected(Mesh(sizes), rank, wires, meeting, watch, speeds, _crowding(meeting))
+
+
+def _crowding(meeting: Meeting) -> float:
+    """How many threads of processes on this host there are for each of its processors, and 1 at least.
+
+    On CUDA each process is taken to have a device of its own.
+    """
+    mine = msgspec.json.encode((platform.node(), torch.get_num_threads()))
+    told = meeting.everybody("count threads", mine)
+    heard = [msgspec.json.decode(one, type=tuple[str, int]) for one in told]
+    threads = sum(count for host, count in heard if host == heard[meeting.rank][0])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1.0 if _device_type() == "cuda" else max(1.0, threads / cores)
+
+
+def _speeds(wires: Sequence[ProcessWire], meeting: Meeting) -> tuple[WireSpeed, ...]:
+    """How fast each wire is: the same numbers on all processes, those of the slowest."""
+    distributed: Any = torch.distributed
+    device = torch.device("cpu" if "gloo" in distributed.get_backend() else _device_type())
+    mine = [timed_messages(one, device) if one.devices > 1 else [0.0] * 4 for one in wires]
+    heard = meeting.everybody("compare how fast connections are", msgspec.json.encode(mine))
+    told = [msgspec.json.decode(one, type=list[list[float]]) for one in heard]
+    slowest = [[max(some) for some in zip(*along, strict=True)] for along in zip(*told, strict=True)]
+    return tuple(speed_of(times, device, one.devices) for one, times in zip(wires, slowest, strict=True))
 
 
 def _versions() -> dict[str, str]:

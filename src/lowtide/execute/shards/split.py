@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import nn
 
+from lowtide.cost.wire import WireEnd
 from lowtide.errors import CaptureError, RunError
 from lowtide.execute.shards.meeting import Meeting
 from lowtide.execute.shards.meshes import Connected
 from lowtide.graph import Graph, Op, Rect, Role
 from lowtide.graph.shards import Shards
 from lowtide.plan.check.communication import Communication, check_communication, communications
+from lowtide.plan.check.time import seconds_of
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.distributed.exchange import gradient_summed
 from lowtide.trace.distributed.wires import connect
@@ -24,10 +26,13 @@ from lowtide.trace.shards.local import OPERATOR, LocalStep, local_step
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
+    "LocalPlan",
+    "Planner",
     "SplitStep",
     "at_path",
     "copies_of",
     "copy_state",
+    "crowded_seconds",
     "cut_model",
     "fill_model",
     "named_tensors",
@@ -35,6 +40,24 @@ __all__ = [
     "proven_communications",
     "split_step",
 ]
+
+
+class LocalPlan(Protocol):
+    """A step of one process inside its budget."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+
+    def rehearse(self, example: Sequence[Any], keywords: Mapping[str, Any], *, verify: bool = False) -> None:
+        """Plan it for arguments like these."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was made last."""
+
+
+Planner = Callable[[Callable[..., Any], Sequence[Any]], LocalPlan]
+"""Plans a function for an example of its arguments."""
 
 
 class SplitStep:
@@ -101,8 +124,8 @@ class SplitStep:
 
 def split_step(joint: Joint, shards: Shards, here: Connected) -> SplitStep:
     """The part of a process."""
-    for name, wire in zip(here.names, here.wires, strict=True):
-        connect(name, wire)
+    for name, wire, speed in zip(here.names, here.wires, here.speeds, strict=True):
+        connect(name, wire, WireEnd(speed, wire.place, wire.devices))
     return SplitStep(joint, local_step(joint, shards, here.rank, here.names), here.names)
 
 
@@ -112,6 +135,13 @@ def proven_communications(plan: Plan, here: Connected, split: SplitStep) -> tupl
     heard = here.meeting.everybody("compare communications", msgspec.json.encode(found))
     check_communication([msgspec.json.decode(one, type=list[Communication]) for one in heard])
     return found
+
+
+def crowded_seconds(plan: Plan, crowding: float) -> float:
+    """What a step takes by a plan where operators take so many times longer: processes share processors."""
+    seconds = [one * crowding for one in plan.seconds]
+    short = {k: one * crowding for k, one in plan.short.items()}
+    return seconds_of(plan.graph, plan.program, seconds, short, plan.link, plan.wire_seconds)
 
 
 def cut_model(model: nn.Module, boxes: Mapping[str, Rect]) -> None:

@@ -13,6 +13,7 @@ from math import inf
 
 from lowtide.cost.device import Device
 from lowtide.cost.estimate import estimate
+from lowtide.cost.wire import WireSpeed
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
@@ -20,12 +21,12 @@ from lowtide.plan.make.make_plan import make_plan, plain_peak
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.shards.device_step import device_step
-from lowtide.trace.shards.kinds import CUT_KINDS, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
-__all__ = ["FREE", "Chooser", "ShardChoice", "SplitTried", "choose"]
+__all__ = ["FREE", "Chooser", "ShardChoice", "SplitTried", "choose", "fitting"]
 
 _LIMITS = (0.9, 0.6, 0.4)
 """Shares of the budget to which what a device holds is limited: less of it needs less recomputation."""
@@ -157,7 +158,7 @@ def choose(chooser: Chooser, kind: str = "any", *, compare: bool = False) -> Sha
     """
     if chooser.devices == 1:
         alone = chooser.looked_at("any", Shards(Mesh((1,)), {}, {}), sum(chooser.seconds.values()), 0.0)
-        return ShardChoice(_fitting([alone]), alone.seconds)
+        return ShardChoice(fitting([alone]), alone.seconds)
     own = list(chooser.tried(kind))
     others: list[SplitTried] = []
     if compare:
@@ -166,7 +167,7 @@ def choose(chooser: Chooser, kind: str = "any", *, compare: bool = False) -> Sha
         rank = max(len(tensors[t].shape or ()) for t in chooser.joint.inputs if t is not None)
         single = _best([one for name in _SINGLE[: max(2, rank)] for one in chooser.tried(name)])
         others.append(replace(single, name=f"{single.name} alone"))
-    chosen = _fitting([*own, *(others if kind == "any" else ())])
+    chosen = fitting([*own, *(others if kind == "any" else ())])
     return ShardChoice(chosen, max((one.bound for one in own), default=0.0), tuple(others))
 
 
@@ -192,7 +193,8 @@ def _best(some: list[SplitTried]) -> SplitTried:
     return min(fitting, key=lambda one: one.seconds) if fitting else min(some, key=lambda one: one.peak_bytes)
 
 
-def _fitting(some: list[SplitTried]) -> SplitTried:
+def fitting(some: list[SplitTried]) -> SplitTried:
+    """The best of these, or a PlanError that names the smallest budget that is known to work."""
     best = _best(some)
     if not best.fits:
         least = min(one.smallest or one.peak_bytes for one in some)

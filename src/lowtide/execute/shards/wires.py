@@ -1,16 +1,31 @@
-"""Wires over torch.distributed: messages point to point, sums by all-reduce. Bytes are counted."""
+"""Wires over torch.distributed: messages point to point, sums by all-reduce. Bytes are counted.
+
+How fast they are is measured by a few messages and sums, small ones and large ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.execute.shards.faults import RankWatch
+from lowtide.trace.distributed.collectives import let_go
 
-__all__ = ["ProcessWire"]
+__all__ = ["ProcessWire", "speed_of", "timed_messages"]
+
+_SMALL, _LARGE, _LARGE_CUDA = 1 << 10, 1 << 20, 1 << 24
+"""Bytes of messages and sums that are timed."""
+_TIMES = 7, 3
+"""How often a small and a large one are."""
+_INSTANT = 1e-9
+_LEAST = 0.25
+"""Of the time of a large message, at least that is taken by its bytes, whatever a small one took."""
 
 
 class ProcessWire:
@@ -21,6 +36,7 @@ class ProcessWire:
         self._group, self._watch = group, watch
         self._ranks: list[int] = distributed.get_process_group_ranks(group)
         self._place: int = distributed.get_rank(group)
+        self.devices = len(self._ranks)
         self.sent_bytes = 0
         """What went to other processes, point to point and into sums."""
 
@@ -51,6 +67,64 @@ class ProcessWire:
         with self._watch.communicating():
             distributed.all_reduce(_real(x), group=self._group)
         self.sent_bytes += x.nbytes
+
+    def begin_sum(self, x: Tensor) -> Callable[[], None]:
+        """The same beside what follows; what it gives waits, and says who is to blame where it fails.
+
+        On CUDA the stream that computes waits. Until then torch keeps the memory from being used again.
+        """
+        distributed: Any = torch.distributed
+        with self._watch.communicating() as name:
+            pending = [distributed.all_reduce(_real(x), group=self._group, async_op=True)]
+        self.sent_bytes += x.nbytes
+
+        def ended() -> None:
+            with self._watch.waiting(name):
+                pending.pop().wait()
+            if not x.is_cuda:
+                let_go(x, 1)
+
+        return ended
+
+
+def timed_messages(wire: ProcessWire, device: torch.device) -> list[float]:
+    """Seconds of a small and a large message to the next process, all at once, and of such sums."""
+    count, mine = wire.devices, wire.place
+    found = []
+    sent = wire.sent_bytes
+    for summed in (False, True):
+        sizes = _SMALL, _LARGE_CUDA if device.type == "cuda" else _LARGE
+        for size, repeats in zip(sizes, _TIMES, strict=True):
+            x, y = (torch.zeros(size // 4, device=device) for _ in range(2))
+            times = []
+            for _ in range(1 + repeats):
+                began = perf_counter()
+                if summed:
+                    wire.add_up(x)
+                else:
+                    wire.swap([((mine + 1) % count, x)], [((mine - 1) % count, y)])
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                times.append(perf_counter() - began)
+            found.append(median(times[1:]))
+    wire.sent_bytes = sent
+    return found
+
+
+def speed_of(times: Sequence[float], device: torch.device, devices: int) -> WireSpeed:
+    """How fast a wire is by such seconds; one to nobody as is assumed where nothing is measured."""
+    if devices < 2:
+        return WireSpeed()
+    more = (_LARGE_CUDA if device.type == "cuda" else _LARGE) - _SMALL
+    small, large, small_sum, large_sum = times
+
+    moved = 2 * more * (devices - 1) / devices
+    return WireSpeed(
+        more / max(large - small, _LEAST * large, _INSTANT),
+        min(small, large),
+        moved / max(large_sum - small_sum, _LEAST * large_sum, _INSTANT),
+        min(small_sum, large_sum),
+    )
 
 
 def _real(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from lowtide.plan.address.independent import parts_of
 from lowtide.plan.address.place import place
 from lowtide.plan.address.skyline import skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock
-from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.simulate import simulate
 
@@ -56,16 +56,18 @@ class OrderedStep:
     seconds: Sequence[float] = ()
     short: Mapping[int, float] | None = None
     link: Link | None = None
+    wire_seconds: Mapping[int, float] | None = None
 
     def allocations(self, program: Program, alignment: int) -> list[Allocation]:
         """The memory that it takes when it runs in the order of another Program."""
         return program_allocations(self.graph, program, self.workspace_bytes, alignment=alignment)
 
     def time(self, program: Program) -> float:
-        """Seconds; without copies to the host no order changes them."""
-        if self.link is None or not self.seconds:
+        """Seconds; without copies to the host and communications no order changes them."""
+        if (self.link is None and not self.wire_seconds) or not self.seconds:
             return 0.0
-        took = simulate(self.graph, program, seconds=self.seconds, short=self.short, link=self.link)
+        lanes = Lanes(self.graph, self.link, self.wire_seconds)
+        took = simulate(self.graph, program, seconds=self.seconds, short=self.short, lanes=lanes)
         return sum(took.seconds)
 
 

@@ -3,6 +3,6 @@
 Takes a Problem and a budget; gives proven bounds, from relaxations and mixed-integer programs that HiGHS
 solves.
 
-From outside: ``cut``, ``first_heavy``, ``highs``, ``lower_bounds``, ``model``, ``relaxation``,
-``repeated_blocks``.
+From outside: ``communication``, ``cut``, ``first_heavy``, ``highs``, ``lower_bounds``, ``model``,
+``relaxation``, ``repeated_blocks``.
 """

@@ -6,6 +6,10 @@ of its ranks are there. Messages from one rank to another arrive in the order in
 
 Which message meets which is thus decided by the lists alone, and whoever can go on still can when others have
 gone on before. So one order of events stands for all of them: where it ends, every order ends.
+
+A sum that goes on beside the operators changes nothing: a process starts communications in the order of its
+list, and waits for none that it has not started. What comes before one in any list ends first in that order
+of events, so whoever has to start it is held up by nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from lowtide.errors import PlanError
-from lowtide.graph import Graph, Op
+from lowtide.graph import EXCHANGE, SUM, Graph, Op
 from lowtide.plan.program.instructions import Loop, Program, Run
 
-__all__ = ["EXCHANGE", "SUM", "Communication", "Exchange", "Sum", "check_communication", "communications"]
-
-EXCHANGE, SUM = "lowtide.exchange", "lowtide.add_up"
-"""Kinds of operators that talk to other processes."""
+__all__ = ["Communication", "Exchange", "Sum", "check_communication", "communications"]
 
 
 class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exchange", gc=False):

@@ -2,6 +2,9 @@
 
 Copies to the host and back go beside the computation, one after the other each way. A drop waits until what
 it lets go of is on the host, and an operator until what it reads is back.
+
+Communications go one after the other too. An exchange holds the operators up until it has ended. A sum does
+not: whoever reads, sends or drops it waits for it, and so does the end of forward and of backward.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from lowtide.graph import RESIDENT_ROLES, Graph
+from lowtide.graph import RESIDENT_ROLES, SUM, Graph, Op
 from lowtide.plan.check.graph import allocated
 from lowtide.plan.program.instructions import Drop, Program, Run, Send
 
@@ -42,35 +45,46 @@ def seconds_of(
     seconds: Sequence[float],
     short: Mapping[int, float],
     rates: Rates | None,
+    wire: Mapping[int, float] | None = None,
 ) -> float:
     """When the last operator of a valid Program has ended; with leaves that travel, when they are back.
 
-    ``short`` are seconds of short second runs, ``rates`` those of copies, which take no time without.
+    ``short`` are seconds of short second runs, ``rates`` those of copies, which take no time without;
+    ``wire`` are seconds of communications, by operator: with those it is when the last has ended too.
     """
     clock = _Clock(graph, rates)
     owner = graph.storages()
     sent = {line.tensor for line in program.instructions if isinstance(line, Send)}
     leaves = any(graph.tensors[t].role in RESIDENT_ROLES and owner[t] == t for t in sent)
-    ended = 0.0
-    for line in program.instructions:
+    ended, talks = 0.0, wire or {}
+    for number, line in enumerate(program.instructions):
+        if number == len(program.forward):
+            clock.all_summed()
         if isinstance(line, Run):
             op = graph.ops[line.op]
             for t in {*op.reads, *(owner[t] for t in op.inputs if leaves)}:
                 clock.wait(clock.back.pop(t, 0.0))
+                clock.wait(clock.sums.pop(t, 0.0))
             own = seconds[line.op]
             clock.now += short.get(line.op, own) if line.short else own
+            if line.op in talks:
+                clock.talk(op, talks[line.op])
             ended = clock.now
         elif isinstance(line, Drop):
             for t in line.tensors:
+                clock.wait(clock.sums.pop(t, 0.0))
                 clock.wait(clock.away.pop(t, 0.0))
                 clock.back.pop(t, None)
         elif isinstance(line, Send):
+            clock.wait(clock.sums.pop(line.tensor, 0.0))
             clock.send(line.tensor)
         else:
             clock.fetch(line.tensor)
     if leaves:
         for t in set(owner):
             clock.wait(clock.back.pop(t, 0.0))
+    if leaves or talks:
+        clock.all_summed()
         ended = clock.now
     return ended
 
@@ -88,9 +102,24 @@ class _Clock:
         """When what is on the host has come there."""
         self.back: dict[int, float] = {}
         """When copies to the device end, of what was not read since."""
+        self.wire = 0.0
+        """When the last communication has ended."""
+        self.sums: dict[int, float] = {}
+        """When sums end that nobody has waited for."""
 
     def wait(self, until: float) -> None:
         self.now = max(self.now, until)
+
+    def talk(self, op: Op, seconds: float) -> None:
+        self.wire = max(self.now, self.wire) + seconds
+        if op.kind == SUM:
+            self.sums |= dict.fromkeys(op.outputs, self.wire)
+        else:
+            self.wait(self.wire)
+
+    def all_summed(self) -> None:
+        self.wait(max(self.sums.values(), default=0.0))
+        self.sums.clear()
 
     def send(self, tensor: int) -> None:
         took = self._hand_over(tensor, out=True)

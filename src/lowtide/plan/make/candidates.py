@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -13,7 +14,7 @@ from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.offload.parameters import with_absences
 from lowtide.plan.problem.problem import Problem
 from lowtide.plan.problem.schedule import evaluate
-from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
@@ -25,7 +26,7 @@ from lowtide.plan.recompute.found import LOWEST, Found
 from lowtide.plan.recompute.smallest_budget import Smallest, smallest_budget
 from lowtide.plan.request import Limits, PlanTask
 
-__all__ = ["Tried", "at_the_end", "at_the_lowest", "played", "stored", "with_leaves_away"]
+__all__ = ["Tried", "at_the_end", "at_the_lowest", "plain_time", "played", "stored", "with_leaves_away"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def stored(problem: Problem, costs: Costs, task: PlanTask) -> Tried:
         method="plain",
         solve_seconds=0.0,
     )
-    return Tried(problem, found, program, sum(costs.seconds))
+    return Tried(problem, found, program, plain_time(problem.graph, costs, task.able))
 
 
 def with_leaves_away(
@@ -160,8 +161,15 @@ def played(graph: Graph, costs: Costs, program: Program, link: Link | None) -> T
         workspace_bytes=costs.workspace_bytes,
         seconds=costs.seconds,
         short=costs.short,
-        link=link,
+        lanes=Lanes(graph, link, costs.wire_seconds),
     )
+
+
+def plain_time(graph: Graph, costs: Costs, able: Collection[int]) -> float:
+    """What storing everything takes, with what waits for communications."""
+    if not costs.wire_seconds:
+        return sum(costs.seconds)
+    return sum(played(graph, costs, with_in_place(graph, store_all(graph), able), None).seconds)
 
 
 def at_the_end(problem: Problem) -> int:

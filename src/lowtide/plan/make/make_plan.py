@@ -9,9 +9,18 @@ from dataclasses import dataclass, replace
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Role, Timeline
+from lowtide.plan.bounds.communication import longest_chain
 from lowtide.plan.bounds.relaxation import skippable
 from lowtide.plan.check.checker import check
-from lowtide.plan.make.candidates import Tried, at_the_end, at_the_lowest, played, stored, with_leaves_away
+from lowtide.plan.make.candidates import (
+    Tried,
+    at_the_end,
+    at_the_lowest,
+    plain_time,
+    played,
+    stored,
+    with_leaves_away,
+)
 from lowtide.plan.make.search import search
 from lowtide.plan.offload.parameters import movable, streamed
 from lowtide.plan.problem.problem import Problem, build_problem
@@ -109,7 +118,7 @@ def make_plan(
         with contextlib.suppress(InfeasibleError):
             least = at_the_lowest(there, costs, last, leaves, works, limits)
             told.plan = _plan(graph, costs, _Proven.of(least.found), turned(least.program), works, holds_for)
-        told.plain_peak, told.plain_seconds = peak, sum(costs.seconds)
+        told.plain_peak, told.plain_seconds = peak, plain_time(graph, costs, able)
         told.solve_seconds = time.monotonic() - began
         raise told
     best = min(tried, key=lambda one: one.seconds)
@@ -259,14 +268,14 @@ def _plan(
         offload=task.request.offload,
         able=task.able,
     )
-    plain_seconds = costs.plain_seconds(graph)
-    everything = sum(costs.seconds)
+    everything = plain_time(graph, costs, task.able)
     planned = sum(timeline.seconds) if timeline.seconds else everything
-    needed = everything - sum(costs.seconds[k] for k in skippable(graph))
-    bound = needed + found.bound_seconds
+    left_out = skippable(graph)
+    needed = sum(costs.seconds) - sum(costs.seconds[k] for k in left_out)
+    bound = max(needed + found.bound_seconds, longest_chain(graph, costs, left_out))
     if planned < bound <= planned * (1 + _SUMMING):
         bound = planned
-    base = plain_seconds or 1.0
+    base = (costs.plain_seconds(graph) if costs.forward_only else everything) or 1.0
     return Plan(
         budget_bytes=task.budget,
         plain=Side(task.plain_peak, everything),
@@ -287,6 +296,7 @@ def _plan(
         workspace_bytes=tuple(costs.workspace_bytes),
         seconds=costs.seconds,
         short=dict(costs.short),
+        wire_seconds=dict(costs.wire_seconds),
         able=task.able,
         offload=task.request.offload,
         resident_bytes=Memory(graph).resident_bytes + outside,

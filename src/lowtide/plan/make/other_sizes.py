@@ -52,7 +52,8 @@ def scaled(plan: Plan, graph: Graph, *, shrinking: bool = False) -> Costs:
     spaces = zip(plan.workspace_bytes, ratios, strict=True)
     least = 0.0 if shrinking else 1.0
     workspace = tuple(int(size * max(least, ratio)) for size, ratio in spaces)
-    return Costs(seconds, workspace, "estimated", short={op: s * ratios[op] for op, s in plan.short.items()})
+    short, wire = ({op: s * ratios[op] for op, s in some.items()} for some in (plan.short, plan.wire_seconds))
+    return Costs(seconds, workspace, "estimated", short=short, wire_seconds=wire)
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Op, Op]]:

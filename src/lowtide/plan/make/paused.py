@@ -63,6 +63,7 @@ class PausedStep:
                 seconds=tuple(seconds),
                 workspace_bytes=tuple(workspace),
                 short={k + (k >= place): one for k, one in costs.short.items()},
+                wire_seconds={k + (k >= place): one for k, one in costs.wire_seconds.items()},
             ),
             frozenset(k + (k >= place) for k in able),
             place,
@@ -74,6 +75,7 @@ class PausedStep:
         workspace: Sequence[int],
         short: Mapping[int, float],
         able: Sequence[int],
+        wire_seconds: Mapping[int, float] | None = None,
     ) -> tuple[Costs, frozenset[int]]:
         """Figures of the step itself, from those of the step with the pause: costs, and who runs in place."""
         place = self.place
@@ -82,6 +84,7 @@ class PausedStep:
                 (*seconds[:place], *seconds[place + 1 :]),
                 (*workspace[:place], *workspace[place + 1 :]),
                 short={k - (k > place): one for k, one in short.items()},
+                wire_seconds={k - (k > place): one for k, one in (wire_seconds or {}).items()},
             ),
             frozenset(k - (k > place) for k in able),
         )
@@ -106,7 +109,7 @@ class PausedStep:
 def resumed(plan: Plan, paused: PausedStep, request: PlanRequest, step: Graph) -> Plan:
     """The plan for a step itself, from one with a pause; by the figures of that plan."""
     room = DeviceRoom(plan.beside_bytes, link=plan.link)
-    costs, able = paused.figures(plan.seconds, plan.workspace_bytes, plan.short, plan.able)
+    costs, able = paused.figures(plan.seconds, plan.workspace_bytes, plan.short, plan.able, plan.wire_seconds)
     costs = replace(costs, origin=plan.cost, disturbed=plan.disturbed)
     plain = plain_peak(step, costs, able) + room.outside_bytes
     asked = replace(request, budget=Budget(bytes=plan.budget_bytes))

@@ -183,8 +183,9 @@ def _with_bodies(
         lines[loop] = Loop(
             loop, tiles=tiles, cut=tuple(looped.cut), end=looped.end, channels_last=looped.channels_last
         )
-    origin, short = steps[0].costs.origin, looped.costs.short
-    return Costs(seconds, workspace, origin, short=short, disturbed=looped.disturbed), lines
+    known, origin = looped.costs, steps[0].costs.origin
+    beside = known.short, known.wire_seconds, looped.disturbed
+    return Costs(seconds, workspace, origin, False, *beside), lines
 
 
 def least_bytes(graph: Graph) -> int:

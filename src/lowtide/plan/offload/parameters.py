@@ -17,7 +17,7 @@ from math import inf
 
 from lowtide.graph import Graph
 from lowtide.plan.problem.problem import Problem
-from lowtide.plan.program.copy_lanes import Link
+from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Instruction, Program, Run, Send
 from lowtide.plan.program.memory import allocated_bytes
@@ -95,7 +95,7 @@ def with_absences(
         workspace_bytes=costs.workspace_bytes,
         seconds=costs.seconds,
         short=costs.short,
-        link=link,
+        lanes=Lanes(graph, link, costs.wire_seconds),
     )
     runs = [line for line in program.instructions if isinstance(line, Run)]
     forward = sum(isinstance(line, Run) for line in program.forward)

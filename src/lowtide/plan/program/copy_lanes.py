@@ -1,15 +1,18 @@
-"""Three clocks: compute, copies to the host, copies to the device; and who waits for whom.
+"""Four clocks: compute, copies to the host, copies to the device, communication; and who waits for whom.
 
-    compute    ──run──run──┤drop waits├──run──┤waits├──run reads x──
-    to host      └─send x──────────┘
-    to device                                 └─fetch x─┘
+    compute        ──run──run──┤drop waits├──run──┤waits├──run reads x──sum y──run──┤waits├──run reads y──
+    to host          └─send x──────────┘
+    to device                                     └─fetch x─┘
+    communication                                                          └─sum y────────┘
 
-Each copy lane works first in, first out, beside the operators.
+Each lane works first in, first out, beside the operators. A sum goes on beside the operators after it, and
+who reads it first waits. An exchange is waited for where it stands. Forward and backward end with all sums
+done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
@@ -38,9 +41,13 @@ class Link:
 class Lanes:
     """The clocks of a program while it is simulated; without a link copies take no time."""
 
-    def __init__(self, graph: Graph, link: Link | None) -> None:
+    def __init__(
+        self, graph: Graph, link: Link | None, wire_seconds: Mapping[int, float] | None = None
+    ) -> None:
+        """``wire_seconds`` are what communications take on their lane, by operator."""
         self.graph = graph
         self.link = link
+        self.wire_seconds = wire_seconds or {}
         self.now = 0.0
         self._spoken_for = 0.0
         """Waiting that is not part of any operator's time yet."""
@@ -48,13 +55,17 @@ class Lanes:
         self._sent: dict[int, float] = {}
         self._coming: dict[int, float] = {}
         self._on_host: dict[int, float] = {}
+        self._wire = 0.0
+        self._summed: dict[int, float] = {}
+        """When sums are there that nobody has waited for."""
         self.waited: dict[int, float] = {}
-        """Seconds that were spent waiting for copies of each tensor."""
+        """Seconds that were spent waiting for copies and sums of each tensor."""
 
     def send(self, tensor: int, is_here: Callable[[int], bool]) -> None:
         """Queue a copy to the host."""
         if not is_here(tensor):
             raise PlanError(f"the program sends {self._label(tensor)!r}, which it does not hold")
+        self._wait(tensor, self._summed.pop(tensor, 0.0))
         self._hand_over(tensor)
         start = max(self.now, self._out, self._coming.get(tensor, 0.0))
         self._out = start + self._seconds(tensor, out=True)
@@ -63,6 +74,7 @@ class Lanes:
     def drop(self, tensors: Iterable[int], is_here: Callable[[int], bool]) -> None:
         """Wait for copies of what is let go of."""
         for tensor in tensors:
+            self._wait(tensor, self._summed.pop(tensor, 0.0))
             if tensor in self._sent and not is_here(tensor):
                 self._wait(tensor, self._sent.pop(tensor))
             self._coming.pop(tensor, None)
@@ -80,9 +92,28 @@ class Lanes:
         for tensor in reads:
             if tensor in self._coming:
                 self._wait(tensor, self._coming.pop(tensor))
+            if tensor in self._summed:
+                self._wait(tensor, self._summed.pop(tensor))
         waited, self._spoken_for = self._spoken_for, 0.0
         self.now += seconds
         return seconds + waited
+
+    def communicate(self, results: Sequence[int], seconds: float, *, waits: bool) -> float:
+        """Queue a communication with these results; what the computation waits for it here."""
+        self._wire = max(self.now, self._wire) + seconds
+        if not waits:
+            self._summed.update(dict.fromkeys(results, self._wire))
+            return 0.0
+        before = self.now
+        self._wait(results[0] if results else -1, self._wire)
+        self._spoken_for -= self.now - before
+        return self.now - before
+
+    def settle(self) -> None:
+        """Wait for all sums, as forward and backward end."""
+        for tensor, until in self._summed.items():
+            self._wait(tensor, until)
+        self._summed.clear()
 
     def _hand_over(self, tensor: int) -> None:
         if self.link is not None:

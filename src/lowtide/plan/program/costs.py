@@ -21,6 +21,8 @@ class Costs:
     """Whether overhead is told against forward alone, as unit costs do: backward is free there."""
     short: Mapping[int, float] = field(default_factory=dict)
     """Seconds of second runs that start from what the first one saved, by operator."""
+    wire_seconds: Mapping[int, float] = field(default_factory=dict)
+    """What communications take on their lane, by operator; ``seconds`` has what they compute."""
     disturbed: int = 0
     """How many operators were measured while the machine was busy."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lowtide.graph import Graph, Phase, Role, Timeline
+from lowtide.graph import SUM, Graph, Phase, Role, Timeline
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
@@ -47,9 +47,9 @@ def simulate(
     """The timeline of a Program, an entry for every Run instruction in order.
 
     With a ``link``, copies to and from the host take time on lanes of their own, first in, first out; what an
-    operator waits for them counts as part of it. ``lanes`` take the place of those of the link, and know who
-    was waited for. ``short`` says what short second runs take. A PlanError says which instruction reads what
-    is not there.
+    operator waits for them counts as part of it. ``lanes`` take the place of those of the link, know what
+    communications take, and who was waited for. ``short`` says what short second runs take. A PlanError says
+    which instruction reads what is not there.
     """
     memory = Memory(graph)
     resident = memory.resident_bytes
@@ -64,9 +64,11 @@ def simulate(
     lanes = lanes or Lanes(graph, link)
     storage = graph.storages() if _moves_leaves(memory, program) else []
     between = memory.live if storage else 0
+    talks = lanes.wire_seconds
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
             memory.live -= before
+            lanes.settle()
         if not isinstance(instruction, Run):
             memory.move(instruction)
             if isinstance(instruction, Drop):
@@ -91,8 +93,12 @@ def simulate(
         if storage:  # a leaf is waited for whichever of its views is read
             reads += tuple(storage[t] for t in graph.ops[instruction.op].inputs)
         took.append(lanes.run(reads, _spent(instruction, seconds, short or {})))
-    if live and storage:
+        if instruction.op in talks:
+            op = graph.ops[instruction.op]
+            took[-1] += lanes.communicate(op.outputs, talks[instruction.op], waits=op.kind != SUM)
+    if live and (storage or talks):
         live[-1] = max(live[-1], between)
+        lanes.settle()
         took[-1] += lanes.run(set(storage), 0.0)  # a step ends with everything back
     return Timeline(
         tuple(live),

@@ -103,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each operator was taken to cost."""
     short: dict[int, float] = {}
     """What short second runs were taken to cost, by operator."""
+    wire_seconds: dict[int, float] = {}
+    """What communications were taken to cost on their lane, by operator, beside ``seconds``."""
     able: tuple[int, ...] = ()
     """Operators that may run in place."""
     offload: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
-"""A plan as a Step: an operator for each instruction, with its time, on lanes for computation and copies.
+"""A plan as a Step: an operator for each instruction, with its time, on lanes for what goes side by side.
 
     compute             ▐conv1▌▐relu1▌      ▐conv1 again▌▐backward▌
     compute copies to the host ▐send y▌
     compute copies to the device        ▐fetch y▌
+    communication                                                    ▐sum of a gradient▌
 
 So whatever shows or writes steps shows and writes plans. Drops are no operators: they end lifetimes.
 """
@@ -10,7 +11,7 @@ So whatever shows or writes steps shows and writes plans. Drops are no operators
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,12 +25,12 @@ from lowtide.plan.result.plan import Plan
 
 __all__ = ["plan_step"]
 
-_LANE = "compute"
+_LANE, _WIRE = "compute", "communication"
 
 
 def plan_step(plan: Plan) -> Step:
     """The plan, played once; a PlanError where it reads what is not there."""
-    lanes = _TimedLanes(plan.graph, plan.link)
+    lanes = _TimedLanes(plan.graph, plan.link, plan.wire_seconds)
     timeline = simulate(
         plan.graph,
         plan.program,
@@ -48,7 +49,10 @@ def plan_step(plan: Plan) -> Step:
         if not isinstance(instruction, Drop):
             known = next(live) if isinstance(instruction, Run) else known
             bytes_.append(plan.beside_bytes + known)
-    spans = [Span(k, _LANE, *times) for k, times in enumerate(lanes.times[: len(player.ops)])]
+    spans = [
+        Span(k, _WIRE if k in lanes.talks else _LANE, *times)
+        for k, times in enumerate(lanes.times[: len(player.ops)])
+    ]
     note = "predicted: the plan as it is simulated; a loop over tiles is one operator"
     return Step(
         Graph(tuple(player.tensors), tuple(player.ops), name=plan.graph.name),
@@ -62,9 +66,11 @@ def plan_step(plan: Plan) -> Step:
 class _TimedLanes(Lanes):
     """Lanes that remember when each run and each copy started, ran and ended."""
 
-    def __init__(self, graph: Graph, link: Link | None) -> None:
-        super().__init__(graph, link)
+    def __init__(self, graph: Graph, link: Link | None, wire_seconds: Mapping[int, float]) -> None:
+        super().__init__(graph, link, wire_seconds)
         self.times: list[tuple[float, float, float]] = []
+        self.talks: set[int] = set()
+        """Which of them are communications."""
 
     def send(self, tensor: int, is_here: Callable[[int], bool]) -> None:
         super().send(tensor, is_here)
@@ -79,6 +85,13 @@ class _TimedLanes(Lanes):
     def run(self, reads: Iterable[int], seconds: float) -> float:
         taken = super().run(reads, seconds)
         self.times.append((self.now - taken, self.now - seconds, self.now))
+        return taken
+
+    def communicate(self, results: Sequence[int], seconds: float, *, waits: bool) -> float:
+        taken = super().communicate(results, seconds, waits=waits)
+        start = self._wire - seconds
+        self.talks.add(len(self.times) - 1)
+        self.times[-1] = (start, start, self._wire)  # what it computes before that is next to nothing
         return taken
 
 

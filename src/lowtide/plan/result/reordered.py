@@ -30,7 +30,7 @@ def reordered(plan: Plan, program: Program) -> Plan:
     )
     peak, planned = found.peak_bytes + plan.beside_bytes, plan.predicted.seconds
     if plan.seconds:
-        took = seconds_of(plan.graph, program, plan.seconds, plan.short, plan.link)
+        took = seconds_of(plan.graph, program, plan.seconds, plan.short, plan.link, plan.wire_seconds)
         planned = planned if isclose(took, planned, rel_tol=_ROUNDING) else took
     changed = msgspec.structs.replace(
         plan,

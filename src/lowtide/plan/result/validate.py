@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lowtide.errors import PlanError
-from lowtide.graph import Graph, Recording, Timeline
+from lowtide.graph import EXCHANGE, SUM, Graph, Recording, Timeline
 from lowtide.plan.check.checker import Checked, check
 from lowtide.plan.check.graph import sound
 from lowtide.plan.check.rules import Rule, broken
@@ -75,6 +75,7 @@ def check_plan(plan: Plan) -> Checked:
         if graph is not None:
             sound(graph)
     _refuse(_words(plan))
+    _refuse(_talks(plan))
     found = check(
         plan.graph,
         plan.program,
@@ -119,6 +120,8 @@ def _amounts(plan: Plan) -> Iterator[Contradiction]:
             yield Rule.AMOUNTS, "a rate of its link is no amount"
     if not all(_amount(seconds) for seconds in plan.short.values()):
         yield Rule.AMOUNTS, "a short run takes less than no time, or forever"
+    if not all(_amount(seconds) for seconds in plan.wire_seconds.values()):
+        yield Rule.AMOUNTS, "a communication takes less than no time, or forever"
     yield from _of_operators(plan.graph, plan.workspace_bytes, plan.seconds)
     yield from _of_bodies(plan.program)
 
@@ -142,7 +145,7 @@ def _of_operators(
 def _words(plan: Plan) -> Iterator[Contradiction]:
     """Operators and kinds that a plan names and that there are none of; methods that it was not to use."""
     ops = len(plan.graph.ops)
-    for k in (*plan.able, *plan.short):
+    for k in (*plan.able, *plan.short, *plan.wire_seconds):
         if not 0 <= k < ops:
             yield Rule.WORDS, f"it names operator {k}; the step has {ops}"
     for k in plan.able:
@@ -162,6 +165,13 @@ def _words(plan: Plan) -> Iterator[Contradiction]:
     short = {line.op for line in lines if isinstance(line, Run) and line.short}
     if short - plan.short.keys():
         yield Rule.WORDS, f"operator {min(short - plan.short.keys())} runs in short, without a time for that"
+
+
+def _talks(plan: Plan) -> Iterator[Contradiction]:
+    """Operators with a time on the lane of communication that talk to nobody."""
+    for k in plan.wire_seconds:
+        if plan.graph.ops[k].kind not in (EXCHANGE, SUM):
+            yield Rule.WORDS, f"operator {k} has a time on the lane of communication, and talks to nobody"
 
 
 def _amount(figure: float) -> bool:

@@ -1,13 +1,12 @@
-"""What copies and messages do beside the computation, and when it waits for them."""
+"""What copies and communications do beside the computation, and when it waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from lowtide.cost import Span
-from lowtide.graph import Graph
-from lowtide.plan.check.communication import EXCHANGE, SUM
+from lowtide.graph import EXCHANGE, SUM, Graph
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Program, Run
 from lowtide.report.page.tables import TablePart
@@ -22,10 +21,13 @@ _Spans = list[tuple[int, float, float]]
 class CopiesSeen(Lanes):
     """The clocks of a program, which note when each copy runs and when the computation waits."""
 
-    def __init__(self, graph: Graph, link: Link | None) -> None:
-        super().__init__(graph, link)
+    def __init__(
+        self, graph: Graph, link: Link | None, wire_seconds: Mapping[int, float] | None = None
+    ) -> None:
+        super().__init__(graph, link, wire_seconds)
         self.to_host: _Spans = []
         self.to_device: _Spans = []
+        self.wire: _Spans = []
         self.waits: _Spans = []
 
     def send(self, tensor: int, is_here: Callable[[int], bool]) -> None:
@@ -38,6 +40,12 @@ class CopiesSeen(Lanes):
         super().fetch(tensor)
         self.to_device.append((tensor, self._in - self._seconds(tensor, out=False), self._in))
 
+    def communicate(self, results: Sequence[int], seconds: float, *, waits: bool) -> float:
+        """Queue a communication."""
+        taken = super().communicate(results, seconds, waits=waits)
+        self.wire += [(tensor, self._wire - seconds, self._wire) for tensor in results[:1]]
+        return taken
+
     def _wait(self, tensor: int, until: float) -> None:
         if until > self.now:
             self.waits.append((tensor, self.now, until))
@@ -45,16 +53,17 @@ class CopiesSeen(Lanes):
 
 
 def lanes_of_copies(part: TablePart, seen: CopiesSeen) -> tuple[Lane, ...]:
-    """Lanes for copies each way, and for the waiting of the computation; none without copies."""
+    """Lanes for copies each way, for communication and for waiting, as far as there is any."""
     named = (
         ("copies to the host", seen.to_host),
         ("copies to the device", seen.to_device),
+        ("communication", seen.wire),
         ("computation waits", seen.waits),
     )
     return tuple(
         _lane(name, "tensor", [(part.tensor(t), start, end) for t, start, end in spans])
         for name, spans in named
-        if spans and seen.link is not None
+        if spans and (seen.link is not None or seen.wire)
     )
 
 

@@ -317,6 +317,7 @@ def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str
         seconds=plan.seconds,
         workspace_bytes=plan.workspace_bytes,
         short=plan.short,
+        wire_seconds=plan.wire_seconds,
         link=link,
         beside_bytes=plan.beside_bytes,
         cost=plan.cost,

@@ -58,6 +58,7 @@ class WayToRun:
     seconds: Sequence[float] = ()
     workspace_bytes: Sequence[int] = ()
     short: Mapping[int, float] = field(default_factory=dict)
+    wire_seconds: Mapping[int, float] = field(default_factory=dict)
     link: Link | None = None
     beside_bytes: int = 0
     cost: str = ""
@@ -96,7 +97,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
         return msgspec.structs.replace(figures, note=note)
     if not way.known or not graph.ops:
         return figures
-    seen = CopiesSeen(graph, way.link)
+    seen = CopiesSeen(graph, way.link, way.wire_seconds)
     if program is None:
         allocations = graph_allocations(graph, way.workspace_bytes)
         live = live_by_event(allocations, len(graph.ops))
@@ -109,7 +110,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
         costs = {"workspace_bytes": way.workspace_bytes, "seconds": way.seconds, "short": way.short}
         timeline = simulate(graph, program, lanes=seen, **costs)  # type: ignore[arg-type]
         walk = walk_program(part, program, live, timeline.seconds)
-        talks = lane_of_talks(part, program, timeline.seconds)
+        talks = () if way.wire_seconds else lane_of_talks(part, program, timeline.seconds)
     found = _detailed(way, part, figures, allocations, live, walk, seen)
     if not talks or way.spans:
         return found

@@ -19,7 +19,7 @@ from lowtide.distributed_internals import functional_collectives, tensor_holders
 from lowtide.torch_internals import OpOverload, schema_of
 from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE
 
-__all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "name_of"]
+__all__ = ["COLLECTIVES", "is_collective", "join_waits", "lacks_joined_form", "let_go", "name_of"]
 
 COLLECTIVES = (
     "all_reduce",
@@ -42,14 +42,14 @@ def _joined(start: Any, wait: Any) -> Callable[..., torch.Tensor]:
         holders = tensor_holders(given)
         found: torch.Tensor = wait(start(given, *args, **kwargs))
         if not found.is_cuda:
-            _let_go(given, holders)
-            _let_go(found, 1)
+            let_go(given, holders)
+            let_go(found, 1)
         return found
 
     return run
 
 
-def _let_go(tensor: torch.Tensor, holders: int) -> None:
+def let_go(tensor: torch.Tensor, holders: int) -> None:
     """Wait until nobody else holds a tensor: on the CPU a thread does for a moment after the collective.
 
     Memory that a Program drops then is free at once.

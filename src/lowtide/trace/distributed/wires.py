@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from lowtide.cost.wire import WireEnd
 from lowtide.errors import RunError
 
-__all__ = ["Wire", "connect", "wire_of"]
+__all__ = ["Wire", "connect", "wire_ends", "wire_of"]
 
 
 class Wire(Protocol):
@@ -25,16 +26,24 @@ class Wire(Protocol):
     def add_up(self, x: Tensor) -> None:
         """Put the sum of what all of them have into the tensor."""
 
+    def begin_sum(self, x: Tensor) -> Callable[[], None]:
+        """Start the same; who reads the tensor, or gives its memory back, calls what this gives before."""
 
-_WIRES: dict[str, Wire] = {}
+
+_WIRES: dict[str, tuple[Wire, WireEnd | None]] = {}
 
 
-def connect(name: str, wire: Wire | None) -> None:
-    """Have this wire under a name, or none any more."""
+def connect(name: str, wire: Wire | None, end: WireEnd | None = None) -> None:
+    """Have this wire under a name, or none any more; ``end`` says how fast it is, if that is known."""
     if wire is None:
         _WIRES.pop(name, None)
     else:
-        _WIRES[name] = wire
+        _WIRES[name] = wire, end
+
+
+def wire_ends() -> dict[str, WireEnd]:
+    """The wires of which it is known how fast they are."""
+    return {name: end for name, (_, end) in _WIRES.items() if end is not None}
 
 
 def wire_of(name: str) -> Wire:
@@ -45,4 +54,4 @@ def wire_of(name: str) -> Wire:
             f"this process has no connection {name!r} to others; a step that is split over devices runs in "
             "processes that have split it themselves"
         )
-    return found
+    return found[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,9 @@ class _Place:
         raise AssertionError(f"{len(sends)} and {len(receives)} messages while a step is looked at")
 
     def add_up(self, x: Tensor) -> None:
+        raise AssertionError(f"a sum of {x.nbytes} bytes while a step is looked at")
+
+    def begin_sum(self, x: Tensor) -> Callable[[], None]:
         raise AssertionError(f"a sum of {x.nbytes} bytes while a step is looked at")
 
 

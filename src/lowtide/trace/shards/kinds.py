@@ -1,22 +1,10 @@
-"""What may be cut, by name, and how fast devices exchange bytes."""
+"""What may be cut, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CUT_KINDS", "CutKind", "WireSpeed"]
-
-
-@dataclass(frozen=True, slots=True)
-class WireSpeed:
-    """How fast devices exchange bytes."""
-
-    bytes_per_second: float = 1e9
-    latency: float = 5e-5
-
-    def seconds(self, moved: float) -> float:
-        """That a message takes."""
-        return self.latency + moved / self.bytes_per_second if moved else 0.0
+__all__ = ["CUT_KINDS", "CutKind"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
+from lowtide.cost.wire import WireSpeed
 from lowtide.graph import Op, Phase, Rect, Role
 from lowtide.graph.access import Relation, access
 from lowtide.graph.shards import Mesh, OperatorShare, Shards, box_of
 from lowtide.trace.operators import adds_up, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.shards.differentiable import differentiable_tensors
-from lowtide.trace.shards.kinds import CUT_KINDS, CutKind, WireSpeed
+from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["ShardWays"]
@@ -283,8 +284,7 @@ class ShardWays:
 
     def _reduced(self, size: float) -> float:
         """Seconds of a sum over all devices."""
-        count = self.mesh.devices
-        return self._link.seconds(2 * size * (count - 1) / count)
+        return self._link.sum_seconds(size, self.mesh.devices)
 
     def _edge(
         self,
