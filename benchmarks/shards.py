@@ -63,8 +63,7 @@ def step(task: dict[str, Any]) -> dict[str, Any]:
     from lowtide.execute.shards.meshes import connected
     from lowtide.execute.shards.split import crowded_seconds, cut_model, proven_communications, split_step
     from lowtide.graph.shards import Shards
-    from lowtide.cost.wire import WireSpeed
-from lowtide.trace.shards.kinds import CUT_KINDS
+    from lowtide.trace.shards.kinds import CUT_KINDS
     from lowtide.trace.step.capture import capture
 
     built = zoo.build(task["target"])
@@ -211,7 +210,7 @@ def simulated() -> dict[str, Any]:
     from lowtide.cost.estimate import estimate
     from lowtide.execute.shards.axes import axes_of, split_axes
     from lowtide.graph.shards import Mesh
-    from lowtide.trace.shards.kinds import WireSpeed
+    from lowtide.cost.wire import WireSpeed
 
     device = Device(Environment("H200-like", "cuda"), {"float32": 4e13}, 3.5e12, 4e-6, 141 << 30)
     inside, between = WireSpeed(4e11, 5e-6), WireSpeed(4e10, 1e-5)
