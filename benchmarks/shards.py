@@ -208,9 +208,9 @@ def measured(devices: list[int], targets: Sequence[str], keep: Callable[[dict[st
 def simulated() -> dict[str, Any]:
     from lowtide.cost.device import Device, Environment
     from lowtide.cost.estimate import estimate
+    from lowtide.cost.wire import WireSpeed
     from lowtide.execute.shards.axes import axes_of, split_axes
     from lowtide.graph.shards import Mesh
-    from lowtide.cost.wire import WireSpeed
 
     device = Device(Environment("H200-like", "cuda"), {"float32": 4e13}, 3.5e12, 4e-6, 141 << 30)
     inside, between = WireSpeed(4e11, 5e-6), WireSpeed(4e10, 1e-5)
