@@ -8,6 +8,7 @@ from torch import nn
 
 from lowtide.cost.wire import WireSpeed
 from lowtide.execute.shards.axes import axes_of, split_axes
+from lowtide.graph import Role
 from lowtide.graph.shards import Mesh
 from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.step.capture import capture
@@ -34,6 +35,20 @@ def test_results_are_those_of_one_device(address, sizes):
     both = [k for k, share in found.shards.operators.items() if share.shared(0) and share.shared(1)]
     assert both
     compared(case, found.shards)
+
+
+def test_what_is_cut_already_stays_so():
+    """As in an evaluation, or for another batch: parameters are where they were."""
+    case = Captured("own")
+    first = split(case, (2, 2), "channels")
+    held = {
+        t: cut for t, cut in first.shards.leaves.items() if case.joint.graph.tensors[t].role is not Role.INPUT
+    }
+    assert any(any(d is not None for d in cut) for cut in held.values())
+    seconds, links = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0), [WireSpeed(1e12, 0.0)] * 2
+    again = split_axes(case.joint, Mesh((2, 2)), seconds, links, CUT_KINDS["any"], 10.0, held)
+    assert {t: again.shards.leaves[t] for t in held} == held
+    compared(case, again.shards)
 
 
 @pytest.mark.extended

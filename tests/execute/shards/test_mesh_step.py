@@ -9,7 +9,9 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import RunError
-from lowtide.graph import SUM
+from lowtide.execute.shards.arguments import call_key
+from lowtide.execute.shards.split import copy_state, cut_model, refuse_cut
+from lowtide.graph import SUM, Rect
 from lowtide.plan.check.time import seconds_of
 
 BUDGET = 36_000
@@ -120,6 +122,15 @@ def trained(rank, port, folder):
         for name, box in step.boxes.items():
             value = dict(model.named_parameters()).get(name, dict(model.named_buffers()).get(name))
             assert torch.allclose(value, state[name][box.slices()], rtol=1e-10, atol=1e-12), name
+        with torch.no_grad():
+            boxes = [box for _, box in step.inputs]
+            parts = {name: batch[name][box.slices()] for name, box in zip(("x", "y"), boxes, strict=True)}
+            whole = step(model, batch, scale=2.0)
+            assert torch.equal(step.with_parts(model, parts, scale=2.0), whole)
+            for _ in range(2):  # statistics are updated as often
+                loss_of(alone, batch, scale=2.0)
+            with pytest.raises(RunError, match=r"are not the parts of a batch .*`step.inputs` says"):
+                step.with_parts(model, parts | {"x": torch.zeros(1, 3, 5, 5)}, scale=2.0)
         if number == 0:  # evaluation between two steps, of another size
             other = {"x": torch.randn(1, 3, 25, 13).double(), "y": torch.randn(1, 2, 13, 7).double()}
             model.eval()
@@ -133,6 +144,37 @@ def trained(rank, port, folder):
     torch.distributed.destroy_process_group()
     if rank == 0:
         os.write(1, "\n".join(refused).encode())
+
+
+def test_calls_are_told_apart_by_all_that_changes_what_is_captured():
+    model, x = Network(), torch.zeros(1, 3, 8, 8)
+    known = [call_key(model, [x], {})]
+    assert call_key(model, [x + 1], {}) == known[0]
+    with torch.autocast("cpu"):
+        known.append(call_key(model, [x], {}))
+    model.first.weight.requires_grad_(False)
+    known.append(call_key(model, [x], {}))
+    model.eval()
+    known += [call_key(model, [x], {}), call_key(model, [x[:, :, :4]], {}), call_key(model, [x, 2], {})]
+    assert len(set(known)) == len(known)
+
+
+def test_a_model_that_is_split_is_refused():
+    model = nn.Linear(4, 4)
+    refuse_cut(model)
+    cut_model(model, {"weight": Rect((0, 0), (2, 4))})
+    assert model.weight.shape == (2, 4)
+    with pytest.raises(RunError, match="the model is split by another step"):
+        refuse_cut(model)
+
+
+def test_buffers_that_no_state_dict_has_stay():
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("mask", torch.ones(2), persistent=False)
+    copy_state(model, model.state_dict() | {"weight": torch.tensor([3.0, 4.0])}, {}, {}, all_of_it=False)
+    assert model.weight.tolist() == [3, 4]
+    with pytest.raises(RunError, match="'mask' is missing in the state_dict"):
+        copy_state(model, model.state_dict(), {}, {}, all_of_it=True)
 
 
 def test_training_and_evaluation_are_those_of_one_device(forks, free_port, tmp_path):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lowtide.cost.wire import WireSpeed
 from lowtide.graph.access import access
-from lowtide.graph.shards import Mesh, OperatorShare, Shards
+from lowtide.graph.shards import Cut, Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest, cost_of
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
@@ -64,32 +64,40 @@ def split_axes(
     links: Sequence[WireSpeed],
     kind: CutKind = CUT_KINDS["any"],
     time_limit: float = 10.0,
+    held: Mapping[int, Cut] | None = None,
+    byte_seconds: float = 0.0,
 ) -> AxesSplit:
-    """The step split over a mesh; ``links`` connect the devices along each of its axes."""
+    """The step split over a mesh; ``links`` connect the devices along each of its axes.
+
+    ``held`` says how tensors are cut that are there already, and ``byte_seconds`` what a byte costs that a
+    device holds.
+    """
     began = time.monotonic()
     done: Shards | None = None
     chosen: list[Shards] = []
-    for size, link in zip(mesh.sizes, links, strict=True):
+    for axis, (size, link) in enumerate(zip(mesh.sizes, links, strict=True)):
         left = _left(joint, seconds, chosen)
         ways = ShardWays(joint, size, left, link, kind, done)
-        found = ways.shards(cheapest(ways.alone, ways.pairs, time_limit / len(links)).choices)
+        ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
+        found = ways.shards(cheapest(ways.priced(byte_seconds), ways.pairs, time_limit / len(links)).choices)
         chosen.append(found)
         done = _joined(chosen)
     planned = time.monotonic() - began
     assert done is not None
     wire = moved = 0.0
-    held = 0.0
+    kept = 0.0
     for axis, link in enumerate(links):
         others = [one for k, one in enumerate(chosen) if k != axis]
         before = _joined(others) if others else None
         for speed in (link, _BYTES):
             ways = ShardWays(joint, mesh.sizes[axis], {}, speed, kind, before)
+            ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
             choices = _choices(ways, chosen[axis])
             taken = cost_of(choices, ways.alone, ways.pairs)
             wire, moved = (wire + taken, moved) if speed is link else (wire, moved + taken)
-        held = cost_of(choices, ways.held, {})
+        kept = cost_of(choices, ways.held, {})
     compute = sum(3 * one for one in _left(joint, seconds, chosen).values())
-    return AxesSplit(done, compute, wire, moved, held, planned)
+    return AxesSplit(done, compute, wire, moved, kept, planned)
 
 
 def _choices(ways: ShardWays, shards: Shards) -> list[int]:

@@ -11,7 +11,7 @@ from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import split_axes
 from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, choose, fitting
-from lowtide.graph.shards import Mesh, Shards
+from lowtide.graph.shards import Cut, Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
@@ -30,7 +30,7 @@ def choose_shards(
     mesh: Mesh,
     time_limit: float,
     kind: CutKind = CUT_KINDS["any"],
-    held: Mapping[int, int | None] | None = None,
+    held: Mapping[int, Cut] | None = None,
     budget_bytes: int | None = None,
     links: Sequence[WireSpeed] = (),
 ) -> tuple[Shards, Chosen]:
@@ -40,35 +40,34 @@ def choose_shards(
     take more than the budget of a device, splits are tried for the fastest that fits; where none does, or in
     less than a second, it is the one that takes least. ``links`` connect the devices along each axis.
     """
-    several = len(mesh.sizes) > 1
-    if several and held:
-        raise PlanError(
-            f"on a mesh of {'x'.join(map(str, mesh.sizes))} a step cannot be split for other shapes, nor for "
-            f"another mode of its model, than those of its first call; use a mesh of {mesh.devices} devices"
-        )
     device = described("cpu")
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
     links = list(links) or [WireSpeed()] * len(mesh.sizes)
     priced = links if kind is CUT_KINDS["any"] else [FREE] * len(links)
-    if several:
-        split = split_axes(joint, mesh, seconds, priced, kind, time_limit)
+    chooser = Chooser(joint, mesh.devices, device, links[0], budget_bytes, time_limit)
+
+    def fits(shards: Shards, least: float) -> bool:
+        if budget_bytes is None or time_limit < _TRYING:
+            return budget_bytes is None or least <= budget_bytes
+        return least <= budget_bytes and chooser.looked_at("any", shards, 0.0, 0.0).fits
+
+    if len(mesh.sizes) > 1:
+        split = split_axes(joint, mesh, seconds, priced, kind, time_limit, held)
+        if not fits(split.shards, split.held_bytes):
+            dear = [WireSpeed(1 / _DEAR, 0.0)] * len(links)
+            split = split_axes(joint, mesh, seconds, dear, kind, time_limit, held, _DEAR)
         return split.shards, Chosen((), split.seconds, 0.0)
 
     def chosen(link: WireSpeed, price: float) -> tuple[Shards, Chosen, float]:
         ways = ShardWays(joint, mesh.devices, seconds, link, kind)
-        for place, t in enumerate(ways.inputs):
-            if held is not None and t in held:
-                ways.cuts[place] = [held[t]]
-        pairs = zip(ways.alone, ways.held, strict=True)
-        alone = [[c + price * size for c, size in zip(*one, strict=True)] for one in pairs]
-        found = cheapest(alone, ways.pairs, time_limit)
+        ways.hold({t: cut[0] for t, cut in (held or {}).items()})
+        found = cheapest(ways.priced(price), ways.pairs, time_limit)
         return ways.shards(found.choices), found, cost_of(found.choices, ways.held, {})
 
     shards, found, taken = chosen(priced[0], 0.0)
-    if budget_bytes is None or taken <= budget_bytes:
+    if fits(shards, taken):
         return shards, found
     if not held and time_limit >= _TRYING:
-        chooser = Chooser(joint, mesh.devices, device, links[0], budget_bytes, time_limit)
         with contextlib.suppress(PlanError):
             return choose(chooser).best.shards, found
     return chosen(WireSpeed(1 / _DEAR, 0.0), _DEAR)[:2]  # what arrives takes memory too

@@ -38,10 +38,11 @@ from lowtide.execute.shards.split import (
     cut_model,
     norm_of,
     proven_communications,
+    refuse_cut,
     split_step,
 )
 from lowtide.graph import Rect, Role
-from lowtide.graph.shards import Shards
+from lowtide.graph.shards import Cut, Shards, replicated
 from lowtide.plan.check.communication import Communication
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.capture import capture
@@ -97,6 +98,8 @@ class MeshStep:
         """Whether parameters have no values yet, as the model was made on the meta device."""
         self.boxes: dict[str, Rect] = {}
         """The part of each parameter and buffer of the model that this process holds."""
+        self._cuts: dict[str, Cut] = {}
+        """Which dimension of each of them the axes of the mesh cut."""
         self._copies: dict[str, int] | None = None
         """How many processes have each part of this one, once that was asked."""
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -299,6 +302,8 @@ class MeshStep:
     def _made(self, model: nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]) -> _Way:
         """Captured, split, and known to be the same for all."""
         meeting = self.here.meeting
+        if not self.boxes:
+            meeting.settled("look at the model", partial(refuse_cut, model))
         if not self.boxes and any(value.is_meta for value in model.parameters()):
             model.to_empty(device="cpu")  # what nobody writes to takes no memory
             self._empty = True
@@ -314,6 +319,8 @@ class MeshStep:
         split = meeting.settled("split the step", lambda: split_step(joint, shards, self.here))
         if not self.boxes:
             cut_model(model, split.boxes)
+        for t, cut in shards.leaves.items():
+            self._cuts.setdefault(joint.graph.tensors[t].label, cut)
         self.boxes, self.shapes = split.boxes | self.boxes, split.shapes | self.shapes
         order = tuple(int(name.removeprefix("tensors[").removesuffix("]")) for name, _, _ in split.inputs)
         return _Way(split, shards, order)
@@ -335,12 +342,11 @@ class MeshStep:
     def _shards(self, joint: Joint) -> Shards:
         """The same on all: the first process chooses."""
         here, meeting = self.here, self.here.meeting
-        held: dict[int, int | None] = {}
+        held: dict[int, Cut] = {}
         for t in joint.inputs:
             if t is not None and joint.graph.tensors[t].role is not Role.INPUT and self.boxes:
                 name = joint.graph.tensors[t].label
-                shape = self.shapes.get(name, ())  # what no step before has read is not cut
-                held[t] = next((d for d, size in enumerate(shape) if self.boxes[name].shape[d] != size), None)
+                held[t] = self._cuts.get(name, replicated(here.mesh))  # no step before has read it
 
         def chosen() -> bytes:
             if here.rank:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -38,6 +39,7 @@ __all__ = [
     "named_tensors",
     "norm_of",
     "proven_communications",
+    "refuse_cut",
     "split_step",
 ]
 
@@ -144,8 +146,22 @@ def crowded_seconds(plan: Plan, crowding: float) -> float:
     return seconds_of(plan.graph, plan.program, seconds, short, plan.link, plan.wire_seconds)
 
 
+_CUT: WeakSet[nn.Module] = WeakSet()
+"""Models whose parameters are parts."""
+
+
+def refuse_cut(model: nn.Module) -> None:
+    """Refuse a model that another step has split."""
+    if model in _CUT:
+        raise RunError(
+            "the model is split by another step: its parameters are parts. Give one function for both to "
+            "lowtide.fit, with an argument that says what to compute, or give a model that is whole"
+        )
+
+
 def cut_model(model: nn.Module, boxes: Mapping[str, Rect]) -> None:
     """Leave these parts of a model's parameters and buffers in it, as the same objects."""
+    _CUT.add(model)
     gradients = {name: at_path(model, name.split(".")).grad for name in boxes}
     fill_model(model, boxes, lambda name, box: at_path(model, name.split(".")).data[box.slices()].clone())
     for name, gradient in gradients.items():

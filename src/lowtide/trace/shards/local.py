@@ -39,6 +39,8 @@ from lowtide.trace.step.joint import Joint
 __all__ = ["MOVED", "NUMBER", "OPERATOR", "LocalStep", "local_step"]
 
 aten = torch.ops.aten
+_CONSTANT = 64
+"""So many numbers a constant has at most."""
 Wanted = Callable[[int, int], tuple[int, int]]
 """The range that a device wants of a dimension."""
 OPERATOR = "lowtide operator"
@@ -89,9 +91,6 @@ class _Local:
 
     def made(self) -> LocalStep:
         """The step of the device."""
-        if self.joint.constants:
-            name = self.graph.tensors[next(iter(self.joint.constants))].label
-            raise CaptureError(f"the constant {name!r} cannot be split over devices; pass it as an argument")
         boxes: list[Rect] = []
         for place, t in enumerate(self.joint.inputs):
             if t is None:
@@ -102,6 +101,9 @@ class _Local:
             boxes.append(self._box(t, self.cuts[t]))
             self.parts[t] = InputPart(self.target.placeholder(f"t{t}"), boxes[-1])
             self.inputs[t] = place
+        for t, value in self.joint.constants.items():
+            box = Rect.of_shape(value.shape)
+            self.cuts[t], self.parts[t] = replicated(self.mesh), InputPart(self._constant(value), box)
         shared, alike = self._uses()
         self.added_later = {t: shared[t] - alike[t] for t in self.inputs}
         for number, op, call in self.forward:
@@ -115,6 +117,21 @@ class _Local:
         wanted = [t for t in self.inputs if t in self.differentiable and self.added_later[t]]
         summed = {self.inputs[t]: tuple(sorted(self.added_later[t])) for t in wanted}
         return LocalStep(fx.GraphModule(torch.nn.Module(), self.target), tuple(boxes), summed)
+
+    def _constant(self, value: torch.Tensor) -> fx.Node:
+        """Numbers written in the user's code, on every device."""
+        if value.numel() > _CONSTANT:
+            raise CaptureError(
+                f"a tensor of {value.numel()} numbers that the function makes of a list cannot be split over "
+                "devices; make it once, and pass it as an argument or have it as a buffer of the model"
+            )
+        where: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+        numbers = value.flatten().tolist()
+        if len(set(numbers)) <= 1:
+            return self.target.call_function(aten.full.default, (list(value.shape), *numbers[:1]), where)
+        each = [self.target.call_function(aten.full.default, ([1], one), where) for one in numbers]
+        flat = self.target.call_function(aten.cat.default, (each,))
+        return self.target.call_function(aten.view.default, (flat, list(value.shape)))
 
     def _needed(self) -> set[int]:
         """Tensors that the results of forward, or what it updates, are made from."""

@@ -57,6 +57,12 @@ class ShardWays:
         """Of each operator."""
         self._maker = {t: k for k, (_, op) in enumerate(self.operators) for t in op.outputs}
 
+    def hold(self, cuts: Mapping[int, int | None]) -> None:
+        """Leave one choice for inputs that are cut already."""
+        for place, t in enumerate(self.inputs):
+            if t in cuts:
+                self.cuts[place] = [cuts[t]]
+
     def shards(self, choices: tuple[int, ...] | list[int]) -> Shards:
         """What choices mean."""
         count = len(self.inputs)
@@ -72,6 +78,11 @@ class ShardWays:
         for (number, op), shares in zip(self.operators, self.shares, strict=True):
             found.append([self._operator(number, op, share) for share in shares])
         return found
+
+    def priced(self, byte_seconds: float) -> list[list[float]]:
+        """The same, with seconds for every byte that a device holds."""
+        rows = zip(self.alone, self.held, strict=True)
+        return [[cost + byte_seconds * size for cost, size in zip(*row, strict=True)] for row in rows]
 
     @property
     def pairs(self) -> dict[tuple[int, int], list[list[float]]]:
