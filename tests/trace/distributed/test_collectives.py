@@ -82,7 +82,7 @@ def test_tensors_that_somebody_holds_for_a_moment_are_waited_for(monkeypatch):
     tensor, looks = torch.ones(2), []
     monkeypatch.setattr(collectives, "tensor_holders", lambda one: looks.append(one) or 4 - len(looks))
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    collectives._let_go(tensor, 1)
+    collectives.let_go(tensor, 1)
     assert len(looks) == 3
     assert tensor_holders(tensor) == 1
 
