@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide import zoo
 from lowtide.execute.tiling.regions import endings
+from lowtide.plan.program.instructions import Loop
 from lowtide.trace.tiles.tiling import Tiling
 from lowtide.zoo import vgg
 from tests.execute.tiling.tiles import assert_as_exact, gradients, in_tiles
@@ -181,3 +183,26 @@ def test_images_may_lie_with_channels_last_inside_tiles(parts):
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in zip(wanted, got, strict=True))
     body = seen[0].bodies[0].graph
     assert next(op.strides for op in body.ops if op.kind == "aten.relu")[0][1] == 1
+
+
+def test_what_is_written_over_without_gradients_has_them_still():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(16, 3, 3, padding=1)).double()
+    batch = torch.randn(1, 3, 48, 48).double(), torch.randn(1, 3, 48, 48).double()
+
+    def loss_of(model, x, wanted):
+        y = model(x)
+        with torch.no_grad():
+            y.clamp_(min=-0.5)
+        return 1 - nn.functional.cosine_similarity(y, wanted, dim=1).mean()
+
+    options = {"budget": "25%", "only": "recompute,tile", "cost": "estimated", "time_limit": 2.0}
+    step = lowtide.fit(loss_of, model, *batch, **options)
+    assert any(isinstance(line, Loop) for line in step.plan.program.instructions)
+    step(model, *batch).backward()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    loss_of(model, *batch).backward()
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        assert torch.allclose(one, parameter.grad, rtol=1e-10, atol=1e-16)

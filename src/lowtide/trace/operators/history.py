@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from lowtide.errors import CaptureError
+from lowtide.trace.operators.differentiable import differentiable_tensors
 from lowtide.trace.operators.site import InputPart, cropped
 from lowtide.trace.step.joint import Joint
 
@@ -46,7 +47,7 @@ def stopped(
     if tensor not in joint.stopped:
         return part.node
     before = joint.overwritten.get(tensor)
-    if before is None or not (joint.values[before].is_floating_point() or joint.values[before].is_complex()):
+    if before is None or not {before, joint.graph.storages()[before]} & differentiable_tensors(joint):
         return target.call_function(torch.ops.aten.detach.default, (part.node,))
     tensors = joint.graph.tensors
     same = joint.values[before].shape == joint.values[tensor].shape

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from lowtide.graph import RESIDENT_ROLES, Op, Phase, Rect, Role
 from lowtide.graph.access import access
 from lowtide.graph.shards import Shards, box_of, replicated
+from lowtide.trace.operators.differentiable import differentiable_tensors
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
-from lowtide.trace.shards.differentiable import differentiable_tensors
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["DrawnGroup", "DrawnStep"]

@@ -31,8 +31,8 @@ from lowtide.graph.shards import (
 )
 from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE, SPREAD
 from lowtide.trace.operators import InputPart, cropped, emit, loss_total, stopped, supported
+from lowtide.trace.operators.differentiable import differentiable_tensors
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
-from lowtide.trace.shards.differentiable import differentiable_tensors
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
@@ -187,7 +187,7 @@ class _Local:
     def _made(self, t: int, node: fx.Node, share: OperatorShare) -> None:
         cut, before = share.cut, self.joint.overwritten.get(t, -1)
         part, there = InputPart(node, self._box(t, cut)), dict[int, InputPart]()
-        if before in self.parts and self._shape(before) == self._shape(t):
+        if before in self.differentiable and self._shape(before) == self._shape(t):
             there[before] = self._brought(before, lambda rank, dim: list(self._box(t, cut, rank))[dim], share)
         node = stopped(self.target, self.joint, t, part, there)
         self.cuts[t], self.parts[t] = cut, InputPart(node, part.box)
