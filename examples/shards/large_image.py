@@ -18,7 +18,7 @@ from torch import nn
 import lowtide
 from lowtide.units import format_bytes
 
-SIZE, BUDGET, STEPS = 192, "8MiB", 3
+SIZE, BUDGET, STEPS = 192, "6MiB", 3
 
 
 class Network(nn.Module):

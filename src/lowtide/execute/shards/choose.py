@@ -21,6 +21,8 @@ __all__ = ["choose_on_mesh", "choose_shards"]
 
 _TRYING = 1.0
 """Seconds of a search from which on splits are looked at as devices would run them, which takes as long."""
+_ROOM = 0.75
+"""Of a budget, what estimates may take: they know nothing of workspaces."""
 _DEAR = 1e-6
 """Seconds for a byte that a device holds, where the fastest choice does not fit: more than any move takes."""
 
@@ -44,12 +46,13 @@ def choose_shards(
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
     links = list(links) or [WireSpeed()] * len(mesh.sizes)
     priced = links if kind is CUT_KINDS["any"] else [FREE] * len(links)
-    chooser = Chooser(joint, mesh.devices, device, links[0], budget_bytes, time_limit)
+    room = None if budget_bytes is None else int(_ROOM * budget_bytes)
+    chooser = Chooser(joint, mesh.devices, device, links[0], room, time_limit)
 
     def fits(shards: Shards, least: float) -> bool:
-        if budget_bytes is None or time_limit < _TRYING:
-            return budget_bytes is None or least <= budget_bytes
-        return least <= budget_bytes and chooser.looked_at("any", shards, 0.0, 0.0).fits
+        if room is None or time_limit < _TRYING:
+            return room is None or least <= room
+        return least <= room and chooser.looked_at("any", shards, 0.0, 0.0).fits
 
     if len(mesh.sizes) > 1:
         split = split_axes(joint, mesh, seconds, priced, kind, time_limit, held)
