@@ -7,6 +7,7 @@
 Every node calls an ATen operator that autograd knows, so that the tile's graph can be differentiated.
 """
 
+from lowtide.trace.operators.differentiable import differentiable_tensors
 from lowtide.trace.operators.emit import emit, loss_total, supported
 from lowtide.trace.operators.history import stopped
 from lowtide.trace.operators.site import InputPart, cropped
@@ -17,6 +18,7 @@ __all__ = [
     "adds_up",
     "cropped",
     "depends_on_place",
+    "differentiable_tensors",
     "emit",
     "loss_total",
     "stopped",

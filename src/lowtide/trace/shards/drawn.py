@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from lowtide.graph import RESIDENT_ROLES, Op, Phase, Rect, Role
 from lowtide.graph.access import access
 from lowtide.graph.shards import Shards, box_of, replicated
-from lowtide.trace.operators.differentiable import differentiable_tensors
+from lowtide.trace.operators import differentiable_tensors
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.step.joint import Joint
 

@@ -30,8 +30,15 @@ from lowtide.graph.shards import (
     scattered,
 )
 from lowtide.trace.distributed.exchange import ADD_UP, EXCHANGE, SPREAD
-from lowtide.trace.operators import InputPart, cropped, emit, loss_total, stopped, supported
-from lowtide.trace.operators.differentiable import differentiable_tensors
+from lowtide.trace.operators import (
+    InputPart,
+    cropped,
+    differentiable_tensors,
+    emit,
+    loss_total,
+    stopped,
+    supported,
+)
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint

@@ -10,8 +10,7 @@ from lowtide.cost.wire import WireSpeed
 from lowtide.graph import Op, Phase, Rect, Role
 from lowtide.graph.access import Relation, access
 from lowtide.graph.shards import Mesh, OperatorShare, Shards, box_of
-from lowtide.trace.operators import adds_up, supported
-from lowtide.trace.operators.differentiable import differentiable_tensors
+from lowtide.trace.operators import adds_up, differentiable_tensors, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.step.joint import Joint
