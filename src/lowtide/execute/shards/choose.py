@@ -39,10 +39,11 @@ def choose_shards(
     """The cheapest by estimated times; of another ``kind`` than any, all is cut that can be.
 
     ``held`` says how tensors are cut that are there already. Where parameters, inputs and what backward reads
-    take more than the budget of a device, splits are tried for the fastest that fits; where none does, or in
-    less than a second, it is the one that takes least. ``links`` connect the devices along each axis.
+    take more than three quarters of the budget of a device, which leaves room for workspaces, splits are
+    tried for the fastest that fits; where none does, or in less than a second, it is the one that takes
+    least. ``links`` connect the devices along each axis.
     """
-    device = described("cpu")
+    device = described("cuda" if any(op.device.startswith("cuda") for op in joint.graph.ops) else "cpu")
     seconds = {k: one.seconds.value for k, one in enumerate(estimate(joint.graph, device)) if one.seconds}
     links = list(links) or [WireSpeed()] * len(mesh.sizes)
     priced = links if kind is CUT_KINDS["any"] else [FREE] * len(links)
