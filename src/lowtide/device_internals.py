@@ -21,6 +21,7 @@ __all__ = [
     "free_library_workspaces",
     "is_freed",
     "large_allocations",
+    "lost_in_fork",
     "pause_device",
     "profiler_runs",
     "record_range",
@@ -110,6 +111,12 @@ def stop_allocating_to_pool(device: int, pool: tuple[int, int], *, captured: boo
 def release_pool(device: int, pool: tuple[int, int]) -> None:
     """One user of a pool less. Seen in 2.11, 2.13."""
     torch._C._cuda_releasePool(device, pool)
+
+
+def lost_in_fork() -> bool:
+    """Whether this process was forked from one that uses CUDA: it cannot do so too. Seen in 2.11, 2.13."""
+    cuda: Any = torch.cuda
+    return bool(cuda._is_in_bad_fork())
 
 
 def uses_of_storage(tensor: torch.Tensor) -> int:

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import os
+import signal
 import weakref
 
 import pytest
@@ -195,3 +197,64 @@ def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch):
     assert "more than the budget leaves for them" in graphs.explain()
     assert graphs.graph_bytes == 0
     assert found <= expected + (1 << 20)
+
+
+def test_a_forked_process_is_told_and_takes_nothing_away():
+    torch.manual_seed(0)
+    model = Network(0.0).cuda()
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, budget="1GiB", graphs="auto", time_limit=1.0)
+
+    def gradients():
+        model.zero_grad()
+        step(model, x, y).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    expected = [gradients() for _ in range(5)][-1]
+    assert step.graph_bytes > 0
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        code = 3
+        try:
+            step(model, x, y)
+        except lowtide.LowtideError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            del step
+            gc.collect()
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    for one, two in zip(expected, gradients(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_another_program_takes_the_memory():
+    """Between planning and capturing: the step runs as always, or says what is missing."""
+    torch.manual_seed(0)
+    model = Network(0.0).cuda()
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, budget="1GiB", graphs="auto", time_limit=1.0)
+    expected = lowtide.fit(loss_of, model, x, y, budget="1GiB", time_limit=1.0)
+    expected(model, x, y).backward()
+    known = [p.grad.clone() for p in model.parameters()]
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        step(model, x, y).backward()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    room = 96 << 20  # for the step as always, which takes what PyTorch's allocator still has; not for pages
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - room, dtype=torch.uint8, device="cuda")
+    model.zero_grad(set_to_none=True)
+    try:
+        step(model, x, y).backward()
+    except torch.OutOfMemoryError as error:
+        assert "Somebody else holds memory" in str(error)
+    del taken
+    gc.collect()
+    torch.cuda.empty_cache()
+    model.zero_grad(set_to_none=True)
+    step(model, x, y).backward()
+    for parameter, gradient in zip(model.parameters(), known, strict=True):
+        assert torch.equal(parameter.grad, gradient)

@@ -1,5 +1,7 @@
 """Copies beside the computation: the same bytes come back, in time, whatever the layout."""
 
+import os
+import signal
 import threading
 
 import pytest
@@ -106,6 +108,41 @@ def test_a_full_host_is_said_clearly(monkeypatch):
     monkeypatch.setattr(transfer.np, "empty", full)
     with pytest.raises(RunError, match=r"the host has no 4.00 KiB \(4096 bytes\) left"):
         transfers(torch.device("cpu")).send(torch.ones(1024))
+
+
+def in_fork(run):
+    """What a function gives in a process that is forked from this one, which ends after half a minute."""
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        code = 3
+        try:
+            code = 0 if run() else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_copies_end_before_a_fork_and_go_on_behind_it(monkeypatch):
+    copy, begun = transfer._copy, threading.Event()
+
+    def slow(pair, after=None):
+        begun.wait(10)
+        copy(pair, after)
+
+    monkeypatch.setattr(transfer, "_copy", slow)
+    lanes, tensor = transfers(torch.device("cpu")), torch.randn(100)
+    host, sent = lanes.send(tensor)
+    threading.Timer(0.2, begun.set).start()
+
+    def there():
+        back, ticket = lanes.fetch(host, sent, Form.of(tensor))
+        lanes.wait(ticket)
+        lanes.settle()
+        return torch.equal(back, tensor)
+
+    assert in_fork(there)
+    assert there()
 
 
 def net():

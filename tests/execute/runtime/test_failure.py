@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from lowtide.cost.watch import Marker
+from lowtide.errors import RunError
 from lowtide.execute.backend import PROGRAMS, compile_with
+from lowtide.execute.runtime import interpreter
 from lowtide.execute.runtime.instructions import Running
 
 
@@ -192,3 +194,17 @@ def test_nothing_of_a_step_outlives_it(setup):
     del loss
     model.zero_grad()
     assert not added(before)
+
+
+def test_a_cuda_step_in_a_forked_process_is_refused(monkeypatch):
+    model = network()
+    step = torch.compile(loss_of, backend="lowtide")
+    expected = train(step, copy.deepcopy(model))
+    monkeypatch.setattr(interpreter, "lost_in_fork", lambda: True)
+    for one, two in zip(expected, train(step, copy.deepcopy(model)), strict=True):
+        assert torch.equal(one, two)  # a step on the CPU may be used there
+    monkeypatch.setattr(interpreter, "_device", lambda joint: torch.device("cuda"))
+    with pytest.raises(
+        RunError, match="cannot be used in a process that is forked .*get_context\\('spawn'\\)"
+    ):
+        train(step, model)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #define PAGE ((uint64_t)2 << 20)
 #define VISIBLE __attribute__((visibility("default")))
@@ -27,6 +28,7 @@ enum { PINNED = 1, ON_DEVICE = 1, READ_AND_WRITE = 3 };
 
 typedef struct {
     int device;
+    pid_t process;
     uint64_t *handles;
     uint32_t *free, *log;
     size_t pages, room, unused, logged, log_room;
@@ -136,7 +138,8 @@ VISIBLE void lowtide_give(void *at, ssize_t size, int device, void *stream) {
 static void forget(PyObject *capsule) {
     Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
     if (now.memory == m) now.memory = NULL;
-    for (size_t page = 0; page < m->pages; page++) release(m->handles[page]);
+    /* A process that was forked has no part in them. */
+    for (size_t page = 0; page < m->pages && m->process == getpid(); page++) release(m->handles[page]);
     free(m->handles); free(m->free); free(m->log); free(m);
 }
 
@@ -151,6 +154,7 @@ static PyObject *new_memory(PyObject *self, PyObject *args) {
     Memory *m = calloc(1, sizeof *m);
     if (!m) return PyErr_NoMemory();
     m->device = device;
+    m->process = getpid();
     return PyCapsule_New(m, "lowtide", forget);
 }
 

@@ -1,6 +1,7 @@
 """Addresses of a CUDA device, by the functions of its driver.
 
-They are reserved without memory. Mapping puts pages of memory behind them (``segments.py``).
+They are reserved without memory. Mapping puts pages of memory behind them (``segments.py``). They belong to
+the process that reserved them: one that is forked from it gives nothing back.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,6 +44,7 @@ class Addresses:
         none = ctypes.c_uint64(0)
         _call("cuMemAddressReserve", ctypes.byref(base), size, alignment, none, none)
         self.base, self.size = base.value, _ADDRESSES
+        self._process = os.getpid()
         self.mapped: set[int] = set()
         """Pages of addresses that have memory."""
 
@@ -50,6 +53,8 @@ class Addresses:
 
     def unmap(self, keep: Collection[int] = ()) -> None:
         """Have nothing behind the addresses, but for some pages of them."""
+        if self._process != os.getpid():
+            return
         if self.mapped:
             _call("cuCtxSynchronize")  # whoever runs on them has ended
         for run in _runs(sorted(self.mapped.difference(keep))):
@@ -60,7 +65,8 @@ class Addresses:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # as where the process ends
             self.unmap()
-            _call("cuMemAddressFree", ctypes.c_uint64(self.base), ctypes.c_size_t(self.size))
+            if self._process == os.getpid():
+                _call("cuMemAddressFree", ctypes.c_uint64(self.base), ctypes.c_size_t(self.size))
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:

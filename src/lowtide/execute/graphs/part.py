@@ -15,6 +15,7 @@ from lowtide.device_internals import (
     allocate_to_pool,
     blocks_of_memory,
     free_library_workspaces,
+    lost_in_fork,
     release_pool,
     stop_allocating_to_pool,
     uses_of_storage,
@@ -245,7 +246,9 @@ class Tapes:
 
     def forget(self) -> None:
         """Have no memory; pages that are still behind addresses stay as long as those."""
-        if self._pages is not None:
+        if self._pages is not None and lost_in_fork():
+            self._pages = None  # they are those of the process that this one was forked from
+        elif self._pages is not None:
             index = self._pages.index
             release_pool(index, self._graph_pool)
             self._pages = None

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from lowtide.device_internals import lost_in_fork
 from lowtide.errors import PlanError, RunError
 from lowtide.plan.budget import Budget
 from lowtide.plan.request import PlanRequest
@@ -76,6 +77,8 @@ def settle(index: int) -> None:
 
 
 def _limited(index: int, size: int | None) -> None:
+    if lost_in_fork():
+        return  # the limit is that of the process that this one was forked from
     _, total = torch.cuda.mem_get_info(index)
     share = 1.0 if size is None else min(1.0, max(size, 0) / total)
     torch.cuda.set_per_process_memory_fraction(share, index)

@@ -4,16 +4,19 @@ On CUDA each direction has a stream of its own; memory on the host is pinned and
 rules keep memory safe: what is being sent is not given back before its copy has ended, and what is being
 fetched is not written before everything that used its memory earlier has ended. On the CPU a thread for each
 direction copies to memory that PyTorch's allocator does not count, so that everything can be tested anywhere.
+A forked process has none of these threads: copies end before the fork, and it starts threads of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -90,15 +93,44 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+class _Lane:
+    """Copies of one direction, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.renew()
+
+    def renew(self) -> None:
+        """Have a thread of its own, which starts with the next copy."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._last: Future[None] | None = None
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Do this once everything before it has ended."""
+        try:
+            self._last = self._thread.submit(work, *arguments)
+        except RuntimeError as error:
+            raise RunError(
+                f"the host cannot start a thread to copy tensors with: {error}; end other programs, raise "
+                "the limit of threads (ulimit -u), or plan without offload: only='recompute'"
+            ) from error
+        return self._last
+
+    def settle(self) -> None:
+        """Return once nothing is under way."""
+        if self._last is not None:
+            wait([self._last])
+
+
 class _CpuTransfers(Transfers):
     def __init__(self) -> None:
-        self._out = ThreadPoolExecutor(1, thread_name_prefix="lowtide-to-host")
-        self._in = ThreadPoolExecutor(1, thread_name_prefix="lowtide-to-device")
+        self._out, self._in = _Lane("lowtide-to-host"), _Lane("lowtide-to-device")
+        _WITH_THREADS.add(self)
 
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         flat = _bytes_of(tensor)
         host = _unpinned(flat.numel())
-        return host, _started(self._out, _copy, [host, flat])
+        return host, self._out.start(_copy, [host, flat])
 
     def fetch(self, host: torch.Tensor, sent: Any, form: Form) -> tuple[torch.Tensor, Any]:
         flat = torch.empty(form.storage_bytes, dtype=torch.uint8)
@@ -106,8 +138,8 @@ class _CpuTransfers(Transfers):
 
     def fill(self, storage: torch.UntypedStorage, host: torch.Tensor, sent: Any) -> Any:
         flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-        after = _started(self._out, _nothing) if sent is None else sent
-        return _started(self._in, _copy, [flat, host], after)
+        after = self._out.start(_nothing) if sent is None else sent
+        return self._in.start(_copy, [flat, host], after)
 
     def wait(self, ticket: Future[None] | None) -> None:
         if ticket is not None:
@@ -115,17 +147,28 @@ class _CpuTransfers(Transfers):
 
     def settle(self) -> None:
         for lane in (self._out, self._in):
-            _started(lane, _nothing).result()
+            lane.settle()
+
+    def renew(self) -> None:
+        """Start threads anew: this process was forked, and has none of them."""
+        for lane in (self._out, self._in):
+            lane.renew()
 
 
-def _started(lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> Future[None]:
-    try:
-        return lane.submit(work, *arguments)
-    except RuntimeError as error:
-        raise RunError(
-            f"the host cannot start a thread to copy tensors with: {error}; end other programs, raise the "
-            "limit of threads (ulimit -u), or plan without offload: only='recompute'"
-        ) from error
+_WITH_THREADS: WeakSet[_CpuTransfers] = WeakSet()
+
+
+def _before_fork() -> None:
+    for one in list(_WITH_THREADS):
+        one.settle()
+
+
+def _after_fork() -> None:
+    for one in list(_WITH_THREADS):
+        one.renew()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def _nothing() -> None:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from lowtide.cost.watch import Marker
+from lowtide.device_internals import lost_in_fork
+from lowtide.errors import RunError
 from lowtide.execute.calls.random_state import Drawing, Redraws
 from lowtide.execute.calls.views import Views
 from lowtide.execute.memory.out_of_memory import in_spite_of
@@ -168,7 +170,16 @@ class Interpreter:
         That is tensors, then bytes on the host, then random states.
         """
         program_ran()
+        self._refuse_fork()
         return self.run_forward(arguments) if self.graphs is None else self.graphs.forward(arguments)
+
+    def _refuse_fork(self) -> None:
+        """Refuse a step on CUDA in a process that was forked from the one that has it."""
+        if lost_in_fork() and _device(self.joint).type == "cuda":
+            raise RunError(
+                "the step is on a CUDA device, which cannot be used in a process that is forked from one "
+                "that uses it; start it by multiprocessing.get_context('spawn'), and call lowtide.fit there"
+            )
 
     def run_forward(self, arguments: list[Any]) -> list[Any]:
         """The same by the lines of the Program."""
@@ -209,6 +220,7 @@ class Interpreter:
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Gradients, one an input of the step, from what forward saved and the incoming gradients."""
+        self._refuse_fork()
         return self.run_backward(arguments) if self.graphs is None else self.graphs.backward(arguments)
 
     def run_backward(self, arguments: list[Any]) -> list[Any]:
