@@ -140,6 +140,20 @@ def test_it_is_left_out_where_the_plain_step_does_not_fit_the_device(wrong_tanh,
     assert found.plan.plain.peak_bytes > 900
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("other")])
+def test_it_is_left_out_where_eager_runs_out_of_memory(wrong_tanh, monkeypatch, error):
+    def fails(self, arguments, *, near=False):
+        raise error
+
+    monkeypatch.setattr(Verification, "_eager", fails)
+    if isinstance(error, ValueError):
+        with pytest.raises(lowtide.LowtideError, match="ValueError: other"):
+            fitted()
+    else:
+        with pytest.warns(UserWarning, match="not compared with eager PyTorch, which ran out of memory"):
+            assert fitted().plan is not None
+
+
 def test_nothing_of_the_model_or_the_random_state_moves():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))

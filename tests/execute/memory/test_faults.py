@@ -343,6 +343,17 @@ def test_limits_of_containers(version, tmp_path, monkeypatch):
     assert host.available_bytes() > 1 << 20
 
 
+def test_a_limit_of_addresses_counts(monkeypatch, tmp_path):
+    taken = tmp_path / "statm"
+    taken.write_text("100 50 20 1 0 30 0\n")
+    monkeypatch.setattr(host, "_ADDRESSES", taken)
+    page = host.resource.getpagesize()
+    monkeypatch.setattr(host.resource, "getrlimit", lambda kind: (130 * page, 1 << 40))
+    assert host.available_bytes() == 30 * page
+    monkeypatch.setattr(host.resource, "getrlimit", lambda kind: (host.resource.RLIM_INFINITY,) * 2)
+    assert host.available_bytes() > 30 * page
+
+
 def no_memory(kind):
     return kind("CUDA error: out of memory")
 

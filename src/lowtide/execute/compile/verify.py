@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from lowtide.errors import RunError
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.trial import TrialOutcome, stepped
 from lowtide.execute.memory.device import Room
+from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.eager.gradients import is_dense
 from lowtide.trace.eager.in_place_calls import operator_in_place
@@ -55,6 +57,11 @@ _FAR, _FARTHEST = 10_000, 0.05
 """Eager is near to float64 where it differs by no more than so many roundings of the largest gradient, and by
 no more than this share of it: what differs more drew other random numbers, or chose another maximum."""
 
+_UNCOMPARED = (
+    "the first planned step was not compared with eager PyTorch, which ran out of memory. Pass "
+    "verify=False to leave that out, or compare with a smaller batch"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -79,9 +86,17 @@ class Verification:
     def compare(self, planned: TrialOutcome, *, near: bool = False) -> None:
         """Raise a RunError where what the planned step left behind is not what eager leaves.
 
-        What it left is on the host, or ``near``, on the device of the step.
+        What it left is on the host, or ``near``, on the device of the step. Where eager runs out of memory,
+        nothing is compared, and a warning says so.
         """
-        eager = self._eager(self.arguments, near=near)
+        try:
+            eager = self._eager(self.arguments, near=near)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            warnings.warn(_UNCOMPARED, stacklevel=2)
+            return
         different = [
             k for k, (one, other) in enumerate(_pairs(eager, planned)) if not same_bits(one[1], other[1])
         ]

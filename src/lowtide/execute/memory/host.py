@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _SHARE = 0.8
 """Of what the host has left, for a plan that could do without."""
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_ADDRESSES = Path("/proc/self/statm")
 _KINDS = {
     "": ("", "memory.max", "memory.current", ("active_file", "inactive_file")),
     "memory": (
@@ -31,8 +33,8 @@ _KINDS = {
 
 
 def available_bytes() -> int:
-    """What the system, and the control groups that this process is in, could still give."""
-    return max(0, min([_of_system(), *_of_groups()]))
+    """What the system could still give, and the limits of this process and of its control groups leave."""
+    return max(0, min([_of_system(), *_of_groups(), *_of_process()]))
 
 
 def refuse_too_much(graph: Graph, program: Program) -> None:
@@ -113,6 +115,14 @@ def _of_system() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return host_memory()  # where the system does not tell what is free: all there is
+
+
+def _of_process() -> Iterator[int]:
+    """What is left of a limit of addresses, as `ulimit -v` sets it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError):
+            yield limit - int(_ADDRESSES.read_text().split()[0]) * resource.getpagesize()
 
 
 def _of_groups() -> Iterator[int]:

@@ -52,7 +52,8 @@ def while_measuring(error: BaseException, device: torch.device) -> RunError | No
         return None
     return OutOfMemoryError(
         f"there is no memory left to measure the step: {_wanted(error)}; {_held(None, device)}. Free memory, "
-        "take a smaller batch, or plan with cost='estimated', which measures no operators. The model is as it was"
+        "take a smaller batch, or plan with cost='estimated', which measures no operators. "
+        "The model is as it was"
     )
 
 
