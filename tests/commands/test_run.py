@@ -1,5 +1,6 @@
 import json
 import textwrap
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from lowtide import zoo
 from lowtide.commands.main import cli, main
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
+from lowtide.execute.compile.user_code import users_step
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.plan.program.instructions import Program
@@ -36,6 +38,25 @@ def test_run_says_that_nothing_changed():
     result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "--program", "recompute-all"])
     assert "bitwise equal" in result.stdout
     assert result.stdout.count("  host ") == 2
+
+
+def test_a_plan_runs_where_eager_runs_out_of_memory(tmp_path, monkeypatch):
+    @contextmanager
+    def full():
+        with users_step():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        yield
+
+    monkeypatch.setattr("lowtide.execute.compare.compare.users_step", full)
+    out, page = tmp_path / "run.json", tmp_path / "report.html"
+    result = CliRunner().invoke(cli, ["run", "convpool", "--budget", "90%", "--repeats", "1", "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "  eager     out of memory" in result.stdout
+    assert "gradients and buffers: not compared, as eager PyTorch ran out of memory" in result.stdout
+    shown = CliRunner().invoke(cli, ["report", str(out), "-o", str(page)])
+    assert shown.exit_code == 0, shown.output
+    refused = CliRunner().invoke(cli, ["run", "convpool"])
+    assert "--budget auto" in str(refused.exception)
 
 
 def test_a_program_in_a_file_runs(tmp_path):

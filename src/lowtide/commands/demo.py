@@ -174,6 +174,7 @@ def _described(device: str) -> Device:
 
 def _eager(found: Comparison) -> _Case:
     side = found.eager
+    assert side is not None
     return _Case("eager PyTorch", None, None, side.peak_bytes, side.seconds, "", eager_seconds=side.seconds)
 
 
@@ -187,7 +188,7 @@ def _case(share: str, plan: Plan, found: Comparison, note: str) -> _Case:
         result="bitwise equal" if found.bitwise else f"gradients within {found.max_rel_grad_diff:.0e}",
         live_bytes=found.recording.timeline.live_bytes,
         note=note,
-        eager_seconds=found.eager.seconds,
+        eager_seconds=_eager(found).seconds,
     )
 
 

@@ -132,6 +132,7 @@ def run(
         kernels=kernels,
         seed=seed,
         repeats=repeats,
+        alone=program not in PROGRAMS,
         progress=lambda text: None if as_json else say(f"{text} …", err=True),
     )
     whole = found.as_file(built.name, device, plan)
@@ -158,12 +159,20 @@ def _print(built: Built, device: str, program: str, plan: Plan | None, found: Co
     say(f"{printable(built.name)} on {device}, program {printable(program)}{tiles}: {runs}")
     eager, ours = found.eager, found.measured
     for name, side in (("eager", eager), ("program", ours)):
+        if side is None:
+            say("  eager     out of memory")
+            continue
         host = f"host {format_seconds(side.host_seconds)}"
         say(f"  {name:<9} {format_bytes(side.peak_bytes):>12}  {format_seconds(side.seconds):>12}  {host}")
     say(f"  predicted {format_bytes(found.predicted_peak_bytes):>12}")
-    verdict = "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
     compared = "gradients, buffers and updated parameters" if built.ending else "gradients and buffers"
-    say(f"  loss, {compared}: {verdict}")
+    say(f"  loss, {compared}: {_verdict(found)}")
+
+
+def _verdict(found: Comparison) -> str:
+    if found.max_rel_grad_diff is None:
+        return "not compared, as eager PyTorch ran out of memory"
+    return "bitwise equal" if found.bitwise else f"differ by up to {found.max_rel_grad_diff:.1e}"
 
 
 def _from_file(name: str, known: Iterable[str]) -> Callable[[Graph], Program]:

@@ -1,12 +1,15 @@
 import itertools
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 from lowtide import zoo
+from lowtide.errors import RunError
 from lowtide.execute.backend import PROGRAMS
 from lowtide.execute.compare.compare import compare
+from lowtide.execute.compile.user_code import users_step
 
 SMALLER = {"densenet161": "densenet161:batch=2,size=32,classes=10,growth=8,layers=2"}
 """Its usual small size takes long to capture."""
@@ -77,3 +80,35 @@ def test_a_peak_inside_the_update_is_predicted():
     assert found.measured.peak_bytes > plain.measured.peak_bytes + 20 * 40 * 30 * 4
     assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
     assert found.operators == found.runs > plain.operators
+
+
+@pytest.fixture(
+    params=[
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ]
+)
+def too_large_for_eager(request, monkeypatch):
+    """Eager PyTorch runs out of memory."""
+
+    @contextmanager
+    def full():
+        with users_step():
+            raise request.param
+        yield
+
+    monkeypatch.setattr("lowtide.execute.compare.compare.users_step", full)
+
+
+def test_a_program_may_run_alone_where_eager_runs_out_of_memory(too_large_for_eager):
+    model, batch, loss = small_step()
+    with pytest.raises(RunError, match="does not fit into the memory .* --budget auto"):
+        compare(model, batch, loss, PROGRAMS["plain"], repeats=1)
+    said = []
+    found = compare(model, batch, loss, PROGRAMS["plain"], repeats=1, alone=True, progress=said.append)
+    assert "eager PyTorch runs out of memory: the program runs alone, and nothing is compared" in said
+    assert (found.eager, found.loss_equal, found.bitwise, found.max_rel_grad_diff) == (None,) * 4
+    assert found.predicted_peak_bytes == pytest.approx(found.measured.peak_bytes, rel=0.005)
+    assert found.measured.seconds > 0
+    assert found.as_json()["eager"] is None
+    assert found.as_file("step", "cpu", None).eager is None

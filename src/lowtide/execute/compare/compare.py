@@ -1,29 +1,30 @@
-"""A step run by eager PyTorch and by a Program, in one process: memory, time, what changed."""
+"""A step run by eager PyTorch and by a Program, in one process: memory, time, what changed.
+
+Where eager PyTorch runs out of memory, the Program may run alone: nothing is compared then.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from lowtide.cost.watch import Allocations, Marker, timing_event, watch_cpu, watch_cuda
-from lowtide.errors import BudgetError, CaptureError, RunError
+from lowtide.cost.watch import Allocations
+from lowtide.errors import BudgetError, CaptureError
 from lowtide.execute.backend import Planner, compile_with
-from lowtide.execute.compare.launching import launching
-from lowtide.execute.compare.timeline import StorageMarker
+from lowtide.execute.compare.subject import Loss, StepOutcome, StepRunner, Subject, launched, timed
 from lowtide.execute.compile.bits import largest_difference, same_bits
-from lowtide.execute.compile.user_code import check_loss, in_the_users_terms, users_step
+from lowtide.execute.compile.user_code import in_the_users_terms, users_step
 from lowtide.execute.memory.optimizer_state import state_of, with_state
+from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph, Recording, Timeline
-from lowtide.nested import leaves
 from lowtide.plan.program.instructions import Loop, Program, Run
 from lowtide.plan.program.simple import with_update
 from lowtide.plan.program.simulate import simulate
@@ -35,15 +36,9 @@ from lowtide.trace.step.ending import read_update
 from lowtide.trace.step.one_graph import one_graph, with_answers
 from lowtide.units import format_bytes
 
-__all__ = ["Comparison", "MeasuredSide", "StepOutcome", "compare"]
+__all__ = ["Comparison", "MeasuredSide", "compare"]
 
-T = TypeVar("T")
-Loss = Callable[..., torch.Tensor]
 TextProgress = Callable[[str], None]
-
-
-_IN_A_ROW = 10
-"""Steps on a CUDA device that are timed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +55,13 @@ class MeasuredSide:
 class Comparison:
     """Both ways side by side. Peaks count what was on the device before the step."""
 
-    eager: MeasuredSide
+    eager: MeasuredSide | None
+    """None where eager PyTorch ran out of memory: nothing is compared then."""
     measured: MeasuredSide
     predicted_peak_bytes: int
-    loss_equal: bool
-    bitwise: bool
-    max_rel_grad_diff: float
+    loss_equal: bool | None
+    bitwise: bool | None
+    max_rel_grad_diff: float | None
     operators: int
     runs: int
     recording: Recording
@@ -93,12 +89,12 @@ class Comparison:
         return MeasuredRun(
             target=target,
             device=device,
-            eager=Side(self.eager.peak_bytes, self.eager.seconds),
+            eager=None if self.eager is None else Side(self.eager.peak_bytes, self.eager.seconds),
             measured=Side(self.measured.peak_bytes, self.measured.seconds),
             predicted_peak_bytes=self.predicted_peak_bytes,
             loss_equal=self.loss_equal,
             bitwise=self.bitwise,
-            difference=self.max_rel_grad_diff if math.isfinite(self.max_rel_grad_diff) else None,
+            difference=_finite(self.max_rel_grad_diff),
             graph=self.graph,
             program=self.ran,
             recording=self.recording,
@@ -109,116 +105,15 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Keys as ``lowtide run --json`` prints them."""
         return {
-            "eager": asdict(self.eager),
+            "eager": None if self.eager is None else asdict(self.eager),
             "predicted": {"peak_bytes": self.predicted_peak_bytes},
             "measured": asdict(self.measured),
             "loss_equal": self.loss_equal,
             "bitwise": self.bitwise,
-            # JSON has no infinity
-            "max_rel_grad_diff": self.max_rel_grad_diff if math.isfinite(self.max_rel_grad_diff) else None,
+            "max_rel_grad_diff": _finite(self.max_rel_grad_diff),
             "operators": self.operators,
             "runs": self.runs,
         }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutcome:
-    """Everything a step leaves behind, copied."""
-
-    loss: torch.Tensor
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
-    parameters: dict[str, torch.Tensor]
-    """As the update left them; none where the step has no update."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A way of running the step: the loss, what ends the step, and who tells a marker about operators."""
-
-    loss: Loss
-    update: Callable[[nn.Module, Marker | None], None] | None = None
-    interpreter: Interpreter | None = None
-
-
-class _Subject:
-    """A model with its batch, put back as it was after every step."""
-
-    def __init__(
-        self, model: nn.Module, batch: Sequence[Any], trains: bool, updates: bool, seed: int
-    ) -> None:
-        self.model, self.batch, self.trains, self.seed = model, tuple(batch), trains, seed
-        self.device = next(_tensors([*model.parameters(), *batch]), torch.empty(0)).device
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        changed = model.named_parameters() if updates else ()
-        self.state: Callable[[], Sequence[torch.Tensor]] = tuple
-        """Gives an optimiser's state."""
-        # on the host, so that what the step has on the device does not change
-        self._parameters = {name: p.detach().to("cpu", copy=True) for name, p in changed}
-
-    def reset(self) -> None:
-        """Parameters, buffers and random state as at the start, no gradients."""
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(self._buffers[name])
-            for name, value in self._parameters.items():
-                self.model.get_parameter(name).copy_(value)
-        self.model.zero_grad(set_to_none=True)
-        torch.manual_seed(self.seed)
-
-    def step(self, way: _Way, marker: Marker | None = None) -> torch.Tensor:
-        if way.interpreter is not None:
-            way.interpreter.marker = marker
-        try:
-            result = way.loss(self.model, *self.batch)
-            if self.trains:
-                check_loss(result)
-                result.backward()  # type: ignore[no-untyped-call]
-            if way.update is not None:
-                way.update(self.model, marker)
-        finally:
-            if way.interpreter is not None:
-                way.interpreter.marker = None
-        if not isinstance(result, torch.Tensor):
-            raise RunError(f"the function must return a tensor; it returns a {type(result).__name__}")
-        return result.detach()
-
-    def outcome(self, loss: torch.Tensor) -> StepOutcome:
-        gradients = {
-            name: None if p.grad is None else p.grad.detach().to("cpu", copy=True)
-            for name, p in self.model.named_parameters()
-        }
-        buffers = {name: buffer.to("cpu", copy=True) for name, buffer in self.model.named_buffers()}
-        parameters = {
-            name: self.model.get_parameter(name).detach().to("cpu", copy=True) for name in self._parameters
-        }
-        return StepOutcome(loss.to("cpu", copy=True), gradients, buffers, parameters)
-
-    def resident_bytes(self) -> int:
-        """What is on the device before the step: what CUDA's allocator counts, or the storages known here."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
-        held = _tensors([*self.model.parameters(), *self.model.buffers(), *self.batch, *self.state()])
-        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-        return sum(sizes.values())
-
-    def watch(self, way: _Way) -> tuple[torch.Tensor, Allocations]:
-        """The step, and what it took."""
-        return self._watched(lambda _: self.step(way))
-
-    def follow(self, way: _Way) -> tuple[StorageMarker, Allocations]:
-        """What the step took, operator by operator and storage by storage."""
-        markers: list[StorageMarker] = []
-
-        def run(marker: Marker) -> None:
-            markers.append(StorageMarker(marker))
-            self.step(way, markers[0])
-
-        _, found = self._watched(run)
-        return markers[0], found
-
-    def _watched(self, run: Callable[[Marker], T]) -> tuple[T, Allocations]:
-        return watch_cuda(run, self.device) if self.device.type == "cuda" else watch_cpu(run)
 
 
 def compare(
@@ -234,6 +129,7 @@ def compare(
     kernels: str = "eager",
     seed: int = 0,
     repeats: int = 5,
+    alone: bool = False,
     progress: TextProgress = lambda _: None,
 ) -> Comparison:
     """Run the step both ways with the same random seed and compare what they take and what they leave.
@@ -242,9 +138,10 @@ def compare(
     one side and as its captured operators on the other. The model is left as it was, without gradients.
     Without ``in_place`` the planner's program runs exactly as it is given. With no ``repeats`` nothing is
     timed: seconds are NaN. With ``kernels`` that are fused the program is one of groups. The state of an
-    ``optimizer``, which takes no step here, counts as resident.
+    ``optimizer``, which takes no step here, counts as resident. Where eager PyTorch runs out of memory, that
+    is an error, unless the program may run ``alone``.
     """
-    subject = _Subject(model, batch, trains, update is not None, seed)
+    subject = Subject(model, batch, trains, update is not None, seed)
     subject.state = state_of(optimizer, subject.device)
     made: list[Interpreter] = []
 
@@ -253,14 +150,10 @@ def compare(
         return compile_with(module, inputs, planner, made.append, **how)
 
     progress("eager step")
-    eagerly = _Way(loss, None if update is None else lambda model, _: update(model))
-    subject.reset()
-    with users_step():
-        subject.step(eagerly)  # what a first step sets up once and for all
-    subject.reset()
-    resident = subject.resident_bytes()
-    result, eager = subject.watch(eagerly)
-    before = subject.outcome(result)
+    eagerly = StepRunner(loss, None if update is None else lambda model, _: update(model))
+    before = _eager(subject, eagerly, alone=alone)
+    if before is None:
+        progress("eager PyTorch runs out of memory: the program runs alone, and nothing is compared")
     progress("capturing and planning")
     ways: list[Loss] = []
 
@@ -269,7 +162,7 @@ def compare(
         made.clear()
         subject.reset()
         with in_the_users_terms():
-            subject.step(_Way(ways[-1]))
+            subject.step(StepRunner(ways[-1]))
 
     with_answers(attempt)
     compiled = ways[-1]
@@ -277,14 +170,14 @@ def compare(
         raise CaptureError("the step runs no operator on a tensor: pass its tensors as arguments")
     interpreter = made[-1]
     graph, program = with_state(interpreter.joint.graph, subject.state()), interpreter.program
-    planned = _Way(compiled, interpreter=interpreter)
+    planned = StepRunner(compiled, interpreter=interpreter)
     if update is not None:
         ending = read_update(interpreter.joint, model, update)
         graph, program = ending.graph, with_update(ending.graph, program)
-        planned = _Way(compiled, ending.run, interpreter)
+        planned = StepRunner(compiled, ending.run, interpreter)
     progress("the program")
     subject.reset()
-    resident = max(resident, subject.resident_bytes())
+    resident = max(0 if before is None else before.resident_bytes, subject.resident_bytes())
     if interpreter.leaves:  # the recorder on the CPU knows only memory that was taken while it watched
         subject.watch(planned)
         subject.reset()
@@ -294,25 +187,66 @@ def compare(
     subject.reset()
     result, ours = subject.watch(planned)
     after = subject.outcome(result)
-    progress("timing both")
-    seconds = _timed(subject, [eagerly, planned], repeats)
-    host = _launched(subject, [eagerly, planned], repeats, seconds)
+    progress("timing" if before is None else "timing both")
+    timed_ways = [planned] if before is None else [eagerly, planned]
+    seconds = timed(subject, timed_ways, repeats)
+    host = launched(subject, timed_ways, repeats, seconds)
     subject.reset()
+    eager = None
+    if before is not None:
+        eager = MeasuredSide(resident + before.took.peak_bytes, seconds[0], host[0])
+    left = None if before is None else before.left
     return Comparison(
-        eager=MeasuredSide(resident + eager.peak_bytes, seconds[0], host[0]),
-        measured=MeasuredSide(resident + ours.peak_bytes, seconds[1], host[1]),
+        eager=eager,
+        measured=MeasuredSide(resident + ours.peak_bytes, seconds[-1], host[-1]),
         predicted_peak_bytes=_predicted(graph, program, marked, resident),
-        loss_equal=same_bits(before.loss, after.loss),
-        bitwise=_equal(before, after),
-        max_rel_grad_diff=_largest_difference(before, after),
+        loss_equal=None if left is None else same_bits(left.loss, after.loss),
+        bitwise=None if left is None else _equal(left, after),
+        max_rel_grad_diff=None if left is None else _largest_difference(left, after),
         operators=len(graph.ops),
         runs=sum(isinstance(line, Run) for line in program.instructions),
         recording=_recording(graph, program, timeline),
         program=interpreter.program,
         graph=graph,
         ran=program,
-        eager_bytes=tuple(resident + size for size in eager.curve),
+        eager_bytes=() if before is None else tuple(resident + size for size in before.took.curve),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Eager:
+    """A step of eager PyTorch: what was there before, what it took, and what it left behind."""
+
+    resident_bytes: int
+    took: Allocations
+    left: StepOutcome
+
+
+def _eager(subject: Subject, way: StepRunner, *, alone: bool) -> _Eager | None:
+    """The step as the user wrote it; None where it runs out of memory and that is no error."""
+    try:
+        subject.reset()
+        with users_step():
+            subject.step(way)  # what a first step sets up once and for all
+        subject.reset()
+        resident = subject.resident_bytes()
+        result, took = subject.watch(way)
+        return _Eager(resident, took, subject.outcome(result))
+    except Exception as error:
+        if not alone or not ran_out(error.__cause__ or error):
+            raise
+        _forget(error)
+    subject.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return None
+
+
+def _forget(error: BaseException | None) -> None:
+    """Hold nothing of what ran when this was raised."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _recording(graph: Graph, program: Program, timeline: Timeline) -> Recording:
@@ -325,58 +259,6 @@ def _predicted(graph: Graph, program: Program, marked: Allocations, resident: in
     workspaces = [marked.workspace_bytes(k) or 0 for k in range(len(graph.ops))]
     timeline = simulate(graph, program, workspace_bytes=workspaces)
     return timeline.peak_bytes + resident - timeline.resident_bytes
-
-
-def _timed(subject: _Subject, ways: Sequence[_Way], repeats: int) -> list[float]:
-    """The median time of a step of each, taken in turns so that both meet the same machine.
-
-    On a CUDA device some steps run one after the other, as they do in training: the host prepares a step
-    while the device still works on the one before. The first of them, before which the device waits for the
-    host, is not counted.
-    """
-    if not repeats:
-        return [math.nan for _ in ways]
-    clock = _on_device if subject.device.type == "cuda" else _on_host
-    times: list[list[float]] = [[] for _ in ways]
-    for _ in range(repeats + 1):
-        for k, way in enumerate(ways):
-            subject.reset()
-            times[k].append(clock(subject, way))
-    return [statistics.median(taken[1:]) for taken in times]
-
-
-def _launched(subject: _Subject, ways: Sequence[_Way], repeats: int, seconds: Sequence[float]) -> list[float]:
-    """The median time until the call of a step of each returns; on the CPU, where nothing is left, all."""
-    if subject.device.type != "cuda" or not repeats:
-        return list(seconds)
-    return [
-        launching(partial(subject.step, way), subject.device, repeats, subject.reset).host_seconds
-        for way in ways
-    ]
-
-
-def _on_host(subject: _Subject, way: _Way) -> float:
-    start = time.perf_counter()
-    subject.step(way)
-    return time.perf_counter() - start
-
-
-def _on_device(subject: _Subject, way: _Way) -> float:
-    """Seconds of a step on a CUDA device, from the end of one to the end of the last that follow it."""
-    with torch.cuda.device(subject.device):
-        start, end = timing_event(), timing_event()
-        for number in range(_IN_A_ROW + 1):
-            subject.model.zero_grad(set_to_none=True)
-            subject.step(way)
-            if number == 0:
-                start.record()
-        end.record()
-        torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3 / _IN_A_ROW
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 def _equal(a: StepOutcome, b: StepOutcome) -> bool:
@@ -398,3 +280,8 @@ def _largest_difference(a: StepOutcome, b: StepOutcome) -> float:
         if one is not None and other is not None:
             largest = max(largest, largest_difference(one, other))
     return largest
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and math.isfinite(value) else None

@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from lowtide.errors import CaptureError, LowtideError, RunError
+from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.torch_internals import BackendCompilerFailed, TorchDynamoException, storage_id, tree_leaves
 from lowtide.trace.refusal import translated, users_line
 
@@ -68,16 +69,16 @@ def _blaming(kind: type[LowtideError], what: str) -> Iterator[None]:
         yield
     except LowtideError:
         raise
-    except torch.OutOfMemoryError as error:
-        raise too_large(error) from error
     except (Exception, SystemExit) as error:
+        if ran_out(error):
+            raise too_large(error) from error
         where = users_line(error)
         if not where:
             raise
         raise kind(f"{where}: {what}: {_said(error)}") from error
 
 
-def too_large(error: torch.OutOfMemoryError) -> RunError:
+def too_large(error: BaseException) -> RunError:
     """The device has no room for the step."""
     return RunError(
         f"the step does not fit into the memory of the device: {_first_line(error)}. Take a smaller batch "

@@ -18,13 +18,14 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     target: str
     device: str
-    eager: Side
+    eager: Side | None
+    """None where eager PyTorch ran out of memory: nothing is compared then."""
     measured: Side
     predicted_peak_bytes: int
-    loss_equal: bool
-    bitwise: bool
+    loss_equal: bool | None
+    bitwise: bool | None
     difference: float | None
-    """The largest difference of a gradient's element over its largest element; None: not finite."""
+    """The largest difference of a gradient's element over its largest; None: not finite, or unknown."""
     graph: Graph
     """What ran, with the update that ends the step."""
     program: Program

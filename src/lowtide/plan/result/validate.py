@@ -54,7 +54,8 @@ def valid_recording(recording: Recording) -> Recording:
 
 
 def _of_run(run: MeasuredRun) -> Iterator[Contradiction]:
-    figures = (run.eager.peak_bytes, run.eager.seconds, run.measured.peak_bytes, run.measured.seconds)
+    sides = [side for side in (run.eager, run.measured) if side is not None]
+    figures = (figure for side in sides for figure in (side.peak_bytes, side.seconds))
     amounts = (*figures, run.predicted_peak_bytes, run.difference or 0.0, *run.eager_bytes)
     if not all(map(_amount, amounts)):
         yield Rule.AMOUNTS, "a figure that was measured is no amount"

@@ -170,12 +170,13 @@ class _Maker:
 
     def _add_run(self, name: str, run: MeasuredRun, note: str) -> None:
         plan = run.plan
-        eager = Figures(run.eager.peak_bytes, run.eager.seconds)
+        eager = None if run.eager is None else Figures(run.eager.peak_bytes, run.eager.seconds)
         if plan is None:
             part = self.steps.part(name, run.graph, "", ())
             if not any(way.name == EAGER for way in self.ways):
+                before = STORED if eager is None else EAGER
                 stored = WayToRun(
-                    EAGER, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
+                    before, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
                 )
                 self.ways.append(stored)
             way = WayToRun(name, part, run.program, predicted=Figures(run.predicted_peak_bytes), note=note)
@@ -190,7 +191,9 @@ class _Maker:
                 padded = (*plan.workspace_bytes, *([0] * more)) if plan.workspace_bytes else ()
                 way = replace(way, workspace_bytes=padded, seconds=seconds)
         self.runs.append(run)
-        check = GradientCheck(run.bitwise, run.loss_equal, run.difference)
+        check = None
+        if run.bitwise is not None and run.loss_equal is not None:
+            check = GradientCheck(run.bitwise, run.loss_equal, run.difference)
         measured = Figures(run.measured.peak_bytes, run.measured.seconds)
         self.ways.append(replace(way, check=check, measured=measured, eager=eager, recording=run.recording))
 
