@@ -76,9 +76,9 @@ def report(files: tuple[str, ...], output: str, title: str, rivals: float, as_js
 def _title(given: Sequence[Given]) -> str:
     """The step, where its name is known, else the ways to run it."""
     named = [one.value for one in given if isinstance(one.value, MeasuredRun | ShardPlan)]
-    targets = [value.target for value in named if value.target]
+    targets = list(dict.fromkeys(value.target for value in named if value.target))
     if targets:
-        return targets[0]
+        return " and ".join(targets[:3])
     shown = [one.name for one in given if not isinstance(one.value, Device | Sweep | Recording)]
     return " and ".join(shown[:3]) or given[0].name
 

@@ -441,3 +441,21 @@ def test_hostile_names_are_text(browser, folder):
         ), view
         assert browser.run("return document.title") == HOSTILE
     nothing_wrong(browser)
+
+
+def test_the_first_pair_is_of_one_step(browser, folder):
+    """Of two different steps the last is shown beside its own before; another choice says that they differ."""
+    browser.open(written(folder, "others", measured(), recomputing()))
+    chosen = (
+        "return [...document.querySelectorAll('.pair select')].map((x) => x.selectedOptions[0].innerText)"
+    )
+    assert browser.run(chosen) == ["storing everything", "others 1"]
+    assert not browser.run("return document.querySelector('[data-other]') !== null")
+    browser.run(
+        "const x = document.querySelector('.pair select'); x.value = '0';"
+        "x.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    browser.settle()
+    assert "different steps" in browser.run("return document.querySelector('[data-other]').innerText")
+    assert "−" not in browser.run("return document.querySelector('[data-card=peak]').innerText")
+    nothing_wrong(browser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -129,6 +130,11 @@ class _Maker:
 
     def add(self, one: Given) -> None:
         """Note what is given; recordings find their run once everything else is known."""
+        known = len(self.ways)
+        self._add(one)
+        self.ways[known:] = [replace(way, file=one.name) for way in self.ways[known:]]
+
+    def _add(self, one: Given) -> None:
         value = one.value
         if isinstance(value, Step):
             self._add_step(one.name, value)
@@ -173,7 +179,8 @@ class _Maker:
         eager = Figures(run.eager.peak_bytes, run.eager.seconds)
         if plan is None:
             part = self.steps.part(name, run.graph, "", ())
-            if not any(way.name == EAGER for way in self.ways):
+            own = _leaves(run.graph)
+            if not any(way.name == EAGER and _leaves(way.part.graph) == own for way in self.ways):
                 stored = WayToRun(
                     EAGER, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
                 )
@@ -276,7 +283,19 @@ class _Maker:
 
     def views(self) -> Iterable[RunView]:
         """What is drawn."""
-        return [run_view(way, self.steps.number(way.part)) for way in self.ways]
+        return [run_view(way, self.steps.number(way.part)) for way in _told_apart(self._grouped())]
+
+    def _grouped(self) -> list[WayToRun]:
+        """With the number of the step that each runs; the devices of a split run that of the whole."""
+        seen: list[set[tuple[str, int]]] = []
+        whole = {k: runs[0] for *_, runs in self.shards for k in runs}
+        found = []
+        for k in range(len(self.ways)):
+            leaves = _leaves(self.ways[whole.get(k, k)].part.graph)
+            if leaves and leaves not in seen:
+                seen.append(leaves)
+            found.append(replace(self.ways[k], group=seen.index(leaves) + 1 if leaves else 0))
+        return found
 
     def tradeoff(self, rival_seconds: float) -> TradeoffCurve | None:
         """All budgets: of a sweep, or as far as plans are given."""
@@ -299,6 +318,12 @@ EAGER, STORED, ONE = "eager PyTorch", "storing everything", "one device"
 def _leaves(graph: Graph) -> set[tuple[str, int]]:
     """By which two plans are known to be of one step: its parameters, however it is cut or fused."""
     return {(one.id, one.bytes) for one in graph.tensors if one.role is Role.PARAMETER}
+
+
+def _told_apart(ways: Sequence[WayToRun]) -> list[WayToRun]:
+    """Ways of several files that have one name, such as eager PyTorch, each with its file."""
+    count = Counter(way.name for way in ways)
+    return [replace(way, name=f"{way.name} ({way.file})") if count[way.name] > 1 else way for way in ways]
 
 
 def _operators(graph: Graph, program: Program) -> tuple[str, ...]:

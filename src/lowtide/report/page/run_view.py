@@ -75,6 +75,10 @@ class WayToRun:
     note: str = ""
     known: bool = True
     """Whether its graph says what it does; else there are figures alone."""
+    file: str = ""
+    """What was given that it comes from."""
+    group: int = 0
+    """As in RunView."""
 
 
 def run_view(way: WayToRun, step: int) -> RunView:
@@ -83,6 +87,7 @@ def run_view(way: WayToRun, step: int) -> RunView:
     figures = RunView(
         name=way.name,
         step=step,
+        group=way.group,
         note=way.note,
         budget_bytes=way.budget_bytes,
         predicted=way.predicted,
