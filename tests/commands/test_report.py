@@ -77,6 +77,24 @@ def test_a_damaged_plan_is_refused(files, capsys):
     assert "plan again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", [["report", "-o", "{}"], ["plan", "--budget", "50%", "-o", "{}"], ["tile", "--grid", "1x1"]]
+)
+def test_a_damaged_field_of_a_step_is_told_with_its_file(files, command, capsys):
+    path = files / "profile.json"
+    found = json.loads(path.read_text())
+    found["step"]["graph"]["returned"] = [10**6]
+    found["step"]["graph"]["ops"][0]["arguments"] = []
+    path.write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        main([command[0], str(path), *(word.format(files / "out.json") for word in command[1:])])
+    assert ended.value.code == EXIT_BAD_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "profile.json: the field 'returned' of the graph does not list tensors" in said
+    assert "make it again by `lowtide profile`" in said
+    assert not (files / "out.json").exists()
+
+
 def test_an_input_is_not_written_over(files, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(files / "plan.json"), "-o", str(files / "plan.json")])

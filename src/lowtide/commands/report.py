@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from lowtide import __version__
-from lowtide.commands.common import json_option, print_json, say
+from lowtide.commands.common import checked_graph, json_option, print_json, say
 from lowtide.cost.device import Device, cache_folder, load_device, read_device
 from lowtide.cost.step import Step
 from lowtide.documents import encode_document, kind_of, read_document
 from lowtide.errors import FileError, LowtideError
 from lowtide.files import check_outputs, read_bytes, write_atomically
 from lowtide.formats.registry import read_file
-from lowtide.graph import Recording, check_fields
+from lowtide.graph import Recording
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
@@ -96,7 +96,7 @@ def _read(file: str) -> Source:
         return read_device(file)
     if kind not in _OURS:
         step = read_file(file).step
-        check_fields(step.graph)
+        checked_graph(step.graph, file)
         return step
     found: Any = read_document(file, _OURS[kind])
     try:
