@@ -230,6 +230,27 @@ def test_a_click_on_a_moment_shows_who_is_live_there(browser, planned):
     nothing_wrong(browser)
 
 
+def test_roles_at_the_peak_are_those_of_the_categories(browser, planned):
+    browser.open(planned)
+    browser.view("categories")
+    legend = "[...document.querySelectorAll('[data-legend=categories] > span')]"
+    rows = browser.run(f"return {legend}.map((x) => [x.querySelector('b').innerText, x.innerText])")
+    held = {name for name, text in rows if " 0 B" not in " ".join(text.split())}
+    assert {"parameter", "activation", "made by backward"} <= held
+    browser.view("peak")
+    found = set()
+    for name in held:
+        browser.run(
+            "const x = document.querySelector('[data-table=live] input'); x.value = arguments[0];"
+            "x.dispatchEvent(new Event('input', { bubbles: true }))",
+            name,
+        )
+        browser.settle()
+        if name in browser.run("return document.querySelector('[data-table=live] tbody').innerText"):
+            found.add(name)
+    assert found == held
+
+
 def test_tables_are_searched_and_sorted(browser, planned):
     browser.open(planned)
     browser.view("decisions")
