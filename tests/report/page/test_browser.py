@@ -316,6 +316,18 @@ def test_a_budget_is_picked_and_its_code_can_be_copied(browser, planned):
     nothing_wrong(browser)
 
 
+def test_one_budget_says_how_to_get_all(browser, planned, folder):
+    sweep = "return document.querySelector('[data-code=sweep]')?.innerText ?? ''"
+    browser.open(written(folder, "single", recomputing(), target="a b.py:step"))
+    browser.view("budgets")
+    assert browser.run(sweep) == "lowtide plan 'a b.py:step' --sweep -o sweep.json"
+    browser.open(planned)
+    browser.view("budgets")
+    few = int(browser.run("return document.querySelector('input[type=range]').max")) < 2
+    assert bool(browser.run(sweep)) == few
+    nothing_wrong(browser)
+
+
 def test_modules_open_and_fold(browser, planned):
     browser.open(planned)
     browser.view("graph")
@@ -479,4 +491,34 @@ def test_the_first_pair_is_of_one_step(browser, folder):
     browser.settle()
     assert "different steps" in browser.run("return document.querySelector('[data-other]').innerText")
     assert "−" not in browser.run("return document.querySelector('[data-card=peak]').innerText")
+    nothing_wrong(browser)
+
+
+def test_words_on_pale_boxes_are_as_dark_as_the_text(browser, planned):
+    """Boxes of single operators are pale in light colours, where white words could not be read."""
+    browser.open(planned)
+    browser.view("graph")
+    browser.click("[data-fold='9']")
+    browser.run(
+        """
+        const own = CanvasRenderingContext2D.prototype.fillText;
+        window.drawn = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+          if (this.textAlign === "center") window.drawn.push([text, this.fillStyle]);
+          own.call(this, text, ...at);
+        };
+        """
+    )
+    for _ in range(2):
+        browser.run("window.drawn = []")
+        browser.click("#theme")
+        ink = browser.run(
+            "const at = document.createElement('canvas').getContext('2d');"
+            "at.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('--text').trim();"
+            "return at.fillStyle"
+        )
+        words = dict(browser.run("return window.drawn"))
+        kinds = [text for text in words if text.isidentifier()]
+        assert kinds
+        assert {words[text] for text in kinds} == {ink}
     nothing_wrong(browser)
