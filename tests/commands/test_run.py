@@ -7,11 +7,13 @@ from click.testing import CliRunner
 
 from lowtide import zoo
 from lowtide.commands.main import cli, main
+from lowtide.cost.probe import environment
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.plan.program.instructions import Program
+from lowtide.plan.result.measured_run import MeasuredRun
 from tests.commands.refusal import refused
 from tests.fuzz_commands import document, joint
 
@@ -36,6 +38,13 @@ def test_run_says_that_nothing_changed():
     result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "--program", "recompute-all"])
     assert "bitwise equal" in result.stdout
     assert result.stdout.count("  host ") == 2
+
+
+def test_the_file_of_a_run_says_where_it_ran(tmp_path):
+    path = tmp_path / "run.json"
+    result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    assert read_document(path, MeasuredRun).environment == environment("cpu")
 
 
 def test_a_program_in_a_file_runs(tmp_path):

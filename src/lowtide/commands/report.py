@@ -120,11 +120,11 @@ def _checked(found: Any) -> Source:
 
 
 def _device_of(given: Sequence[Given]) -> list[Given]:
-    """What the device of a profile does at most, where it was measured here and nobody gives it."""
+    """What the device of a profile or a run does at most, where it was measured here and nobody gives it."""
     if any(isinstance(one.value, Device) for one in given):
         return []
     for one in given:
-        if isinstance(one.value, Step) and one.value.environment is not None:
+        if isinstance(one.value, Step | MeasuredRun) and one.value.environment is not None:
             try:
                 device = load_device(cache_folder(), one.value.environment)
             except LowtideError:
