@@ -370,6 +370,20 @@ def test_files_of_different_steps_are_told_apart():
     assert {run.group for run in reported(Step(grouped())).runs} == {0}
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_times_that_a_busy_machine_disturbed_are_told_and_not_compared_with(first):
+    """The step as it is takes the times of the plan that was disturbed least."""
+    quiet = recomputing()
+    busy = msgspec.structs.replace(quiet, seconds=tuple(10 * one for one in quiet.seconds), disturbed=7)
+    before, *runs = reported(*((busy, quiet) if first else (quiet, busy))).runs
+    assert before.moments.seconds == pytest.approx(quiet.plain.seconds)
+    assert before.note == ""
+    notes = [run.note for run in runs]
+    told = "7 operators were measured while the machine was busy: plan again for better times"
+    assert notes == ([told, ""] if first else ["", told])
+    assert reported(busy).runs[0].note == told
+
+
 def test_the_time_of_eager_is_the_one_measured_in_turns():
     slower = msgspec.structs.replace(measured(), eager=Side(measured().eager.peak_bytes, 100.0))
     first, *runs = reported(slower, measured()).runs

@@ -214,6 +214,8 @@ class _Maker:
                 if eager is not None and known.measured is None:
                     name = EAGER if known.name == STORED else known.name
                     self.ways[k] = replace(known, name=name, measured=eager, allocated=allocated)
+                if known.disturbed > plan.disturbed and known.part.graph == plan.graph:
+                    self.ways[k] = _stored(self.ways[k], self.steps, plan)
                 return
         fused = (eager or plain) is not None and any(op.kind == GROUP for op in plan.graph.ops)
         name = STORED if eager is None and not fused else EAGER
@@ -234,9 +236,9 @@ class _Maker:
             return
         if fused:
             name, eager, allocated = STORED, None, ()
-        stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
-        way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
-        self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))
+        self.ways.append(
+            _stored(WayToRun(name, part, None, measured=eager, allocated=allocated), self.steps, plan)
+        )
 
     def _add_shards(self, name: str, plan: ShardPlan) -> None:
         """The step on one device, and its largest device of several."""
@@ -330,6 +332,30 @@ def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
     return tuple(graph.ops[line.op].id for line in program.instructions if isinstance(line, Run))
 
 
+def _stored(known: WayToRun, steps: _Steps, plan: Plan) -> WayToRun:
+    """The step as it is, by the times of a plan, with what is known of it besides."""
+    part = steps.part(known.name, plan.graph, plan.cost, plan.seconds)
+    stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
+    return replace(
+        _planned(known.name, part, plan, stored, ""),
+        note=_busy(plan),
+        predicted=Figures(plan.plain.peak_bytes, plan.plain.seconds),
+        measured=known.measured,
+        allocated=known.allocated,
+        file=known.file,
+        budget_bytes=None,
+        proof=None,
+        link=None,
+    )
+
+
+def _busy(plan: Plan) -> str:
+    many = f"{plan.disturbed} operators were" if plan.disturbed > 1 else "1 operator was"
+    return (
+        f"{many} measured while the machine was busy: plan again for better times" if plan.disturbed else ""
+    )
+
+
 def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str) -> WayToRun:
     bound = None if plan.bound.holds_for is HoldsFor.NOTHING else plan.bound
     tiled = bool(plan.decisions.tiles)
@@ -348,7 +374,8 @@ def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str
         cost=plan.cost,
         budget_bytes=plan.budget_bytes,
         predicted=Figures(plan.predicted.peak_bytes, plan.predicted.seconds),
-        note=note or plan.no_tiles,
+        note="; ".join(filter(None, (note or plan.no_tiles, _busy(plan)))),
+        disturbed=plan.disturbed,
         proof=Proof(
             plan.method,
             plan.overhead,

@@ -75,6 +75,8 @@ class WayToRun:
     note: str = ""
     known: bool = True
     """Whether its graph says what it does; else there are figures alone."""
+    disturbed: int = 0
+    """Operators whose times a busy machine disturbed."""
     file: str = ""
     """What was given that it comes from."""
     group: int = 0
