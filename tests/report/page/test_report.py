@@ -375,6 +375,7 @@ def test_times_that_a_busy_machine_disturbed_are_told_and_not_compared_with(firs
     """The step as it is takes the times of the plan that was disturbed least."""
     quiet = recomputing()
     busy = msgspec.structs.replace(quiet, seconds=tuple(10 * one for one in quiet.seconds), disturbed=7)
+    busy = msgspec.structs.replace(busy, plain=Side(quiet.plain.peak_bytes, 10 * quiet.plain.seconds))
     before, *runs = reported(*((busy, quiet) if first else (quiet, busy))).runs
     assert before.moments.seconds == pytest.approx(quiet.plain.seconds)
     assert before.note == ""
@@ -382,6 +383,8 @@ def test_times_that_a_busy_machine_disturbed_are_told_and_not_compared_with(firs
     told = "7 operators were measured while the machine was busy: plan again for better times"
     assert notes == ([told, ""] if first else ["", told])
     assert reported(busy).runs[0].note == told
+    curve = reported(*((busy, quiet) if first else (quiet, busy))).tradeoff
+    assert curve.plain_seconds == quiet.plain.seconds
 
 
 def test_the_time_of_eager_is_the_one_measured_in_turns():

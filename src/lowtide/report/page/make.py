@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +10,7 @@ import msgspec
 from lowtide.cost import Cost, Origin, Step
 from lowtide.cost.device import Device
 from lowtide.errors import PlanError
-from lowtide.graph import GROUP, Graph, Recording, Role
+from lowtide.graph import GROUP, Graph, Recording
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.in_place import with_in_place
@@ -22,6 +21,7 @@ from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
 from lowtide.plan.result.shard_plan import ShardPlan
 from lowtide.report.page.notes import notes_of
 from lowtide.report.page.run_view import WayToRun, run_view
+from lowtide.report.page.same_step import grouped, leaves_of, told_apart
 from lowtide.report.page.shards import check_of, shard_view
 from lowtide.report.page.tables import TablePart, Tables, Words
 from lowtide.report.page.tradeoff import curve_of_plans, curve_of_sweep, rivals_of
@@ -179,8 +179,9 @@ class _Maker:
         eager = Figures(run.eager.peak_bytes, run.eager.seconds)
         if plan is None:
             part = self.steps.part(name, run.graph, "", ())
-            own = _leaves(run.graph)
-            if not any(way.name == EAGER and _leaves(way.part.graph) == own for way in self.ways):
+            if not any(
+                way.name == EAGER and leaves_of(way.part.graph) == leaves_of(run.graph) for way in self.ways
+            ):
                 stored = WayToRun(
                     EAGER, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
                 )
@@ -210,7 +211,7 @@ class _Maker:
     ) -> None:
         """The step as it is, once; of a plan in tiles its file may hold nothing but its figures."""
         for k, known in enumerate(self.ways):
-            if known.proof is None and _leaves(known.part.graph) == _leaves(plan.graph):
+            if known.proof is None and leaves_of(known.part.graph) == leaves_of(plan.graph):
                 if eager is not None and known.measured is None:
                     name = EAGER if known.name == STORED else known.name
                     self.ways[k] = replace(known, name=name, measured=eager, allocated=allocated)
@@ -284,25 +285,15 @@ class _Maker:
         )
 
     def views(self) -> Iterable[RunView]:
-        """What is drawn."""
-        return [run_view(way, self.steps.number(way.part)) for way in _told_apart(self._grouped())]
-
-    def _grouped(self) -> list[WayToRun]:
-        """With the number of the step that each runs; the devices of a split run that of the whole."""
-        seen: list[set[tuple[str, int]]] = []
+        """What is drawn; the devices of a split run the step of the whole."""
         whole = {k: runs[0] for *_, runs in self.shards for k in runs}
-        found = []
-        for k in range(len(self.ways)):
-            leaves = _leaves(self.ways[whole.get(k, k)].part.graph)
-            if leaves and leaves not in seen:
-                seen.append(leaves)
-            found.append(replace(self.ways[k], group=seen.index(leaves) + 1 if leaves else 0))
-        return found
+        return [run_view(way, self.steps.number(way.part)) for way in told_apart(grouped(self.ways, whole))]
 
     def tradeoff(self, rival_seconds: float) -> TradeoffCurve | None:
         """All budgets: of a sweep, or as far as plans are given."""
         budgets = [point.budget_bytes for sweep in self.sweeps[:1] for point in sweep.points]
-        whole = next((plan for plan in self.plans if not plan.decisions.tiles), None)
+        plans = sorted(self.plans, key=lambda plan: plan.disturbed)
+        whole = next((plan for plan in plans if not plan.decisions.tiles), None)
         rivals = []
         if whole is not None and rival_seconds > 0:
             plain, least = whole.plain.peak_bytes, whole.smallest_budget_bytes
@@ -310,22 +301,11 @@ class _Maker:
             rivals = rivals_of(whole, budgets, rival_seconds)
         if self.sweeps:
             return curve_of_sweep(self.sweeps[0], rivals)
-        found = curve_of_plans(self.plans) if self.plans else None
+        found = curve_of_plans(plans) if plans else None
         return None if found is None else msgspec.structs.replace(found, rivals=tuple(rivals))
 
 
 EAGER, STORED, ONE = "eager PyTorch", "storing everything", "one device"
-
-
-def _leaves(graph: Graph) -> set[tuple[str, int]]:
-    """By which two plans are known to be of one step: its parameters, however it is cut or fused."""
-    return {(one.id, one.bytes) for one in graph.tensors if one.role is Role.PARAMETER}
-
-
-def _told_apart(ways: Sequence[WayToRun]) -> list[WayToRun]:
-    """Ways of several files that have one name, such as eager PyTorch, each with its file."""
-    count = Counter(way.name for way in ways)
-    return [replace(way, name=f"{way.name} ({way.file})") if count[way.name] > 1 else way for way in ways]
 
 
 def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
