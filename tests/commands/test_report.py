@@ -112,6 +112,21 @@ def test_the_device_of_a_run_is_found_where_it_was_measured(files, monkeypatch):
     assert limits.bytes_per_second == DEVICE.bytes_per_second
 
 
+def test_more_bytes_than_can_be_counted_are_refused(files, capsys):
+    path = files / "profile.json"
+    found = json.loads(path.read_text())
+    for one in found["step"]["graph"]["tensors"]:
+        one["bytes"] = 2**60
+    path.write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(path), "-o", str(files / "page.html")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    said = capsys.readouterr().err
+    assert "profile: its tensors and workspaces take" in said
+    assert "make it again" in said
+    assert not (files / "page.html").exists()
+
+
 def test_an_input_is_not_written_over(files, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(files / "plan.json"), "-o", str(files / "plan.json")])
