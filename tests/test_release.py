@@ -1,7 +1,7 @@
 """What a release is made of; `make release-check` builds and installs it."""
 
-import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -44,25 +44,65 @@ def test_both_packages_are_built_and_whole(tmp_path):
     assert wheel.name.startswith(f"lowtide-{lowtide.__version__}-cp310-abi3-")
 
 
-@pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="the source distribution has no CI")
-@pytest.mark.parametrize(("tests", "wheel"), [(0, 0), (2, 0), (0, 2), (1, 2)])
-def test_ci_fails_where_tests_or_packages_do(tests, wheel, tmp_path):
-    """With a ``make`` that ends as it is told to."""
-    (tmp_path / ".ci").mkdir()
-    script = tmp_path / ".ci" / "run"
+def ci(folder, **programs):
+    """What `.ci/run` prints, and how it ends, where nothing but the shell's tools and these programs is there."""
+    (folder / ".ci").mkdir()
+    script = folder / ".ci" / "run"
     script.write_text((ROOT / ".ci" / "run").read_text())
-    make = tmp_path / "make"
-    make.write_text(
-        "#!/bin/sh\n"
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in ("bash", "sh", "dirname", "mktemp", "rm", "tee", "grep", "tail", "timeout", "cat"):
+        (tools / name).symlink_to(shutil.which(name))
+    for name, text in programs.items():
+        program = tools / name.replace("_", "-")
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return subprocess.run(
+        ["bash", str(script)],
+        env={"PATH": str(tools)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def make(tests=0, wheel=0):
+    """A ``make`` that ends as it is told to."""
+    return (
         f'[ "$1" = test ] && echo "3 passed in 1.00s" && exit {tests}\n'
         f'[ "$1" = wheel-check ] && echo "1 failed: a package" && exit {wheel}\n'
-        "exit 9\n"
+        "exit 9"
     )
-    make.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", str(script)], env=env, cwd="/", capture_output=True, text=True, check=False, timeout=60
-    )
+
+
+needs_ci = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="the source distribution has no CI")
+
+
+@needs_ci
+@pytest.mark.parametrize(("tests", "wheel"), [(0, 0), (2, 0), (0, 2), (1, 2)])
+def test_ci_fails_where_tests_or_packages_do(tests, wheel, tmp_path):
+    done = ci(tmp_path, make=make(tests, wheel))
     assert done.returncode == (tests or wheel)
     assert "a package" in done.stdout, "both run"
     assert done.stdout.splitlines()[-1] == "3 passed in 1.00s"
+
+
+@needs_ci
+@pytest.mark.parametrize(("user", "there", "fails"), [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1000, 0, 0)])
+def test_ci_installs_what_tests_need_where_it_can(user, there, fails, tmp_path):
+    """As root, where something is missing; where that fails, the tests run all the same."""
+    asked = tmp_path / "asked"
+    programs = {
+        "make": make(),
+        "id": f"echo {user}",
+        "apt_get": f'echo "$@" >> {asked}; exit {fails}',
+        **({"chromedriver": "", "ip": ""} if there else {}),
+    }
+    done = ci(tmp_path, **programs)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "3 passed in 1.00s"
+    assert ("cannot be installed here" in done.stdout) == bool(fails)
+    wanted = ["update"] if fails else ["update", "install -y chromium chromium-driver iproute2"]
+    assert (asked.read_text().splitlines() if asked.exists() else []) == ([] if user or there else wanted)

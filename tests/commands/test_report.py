@@ -2,15 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from lowtide.commands.main import EXIT_BAD_INPUT, cli, main
+from lowtide.cost.device import store_device
 from lowtide.documents import decode_document, write_document
 from lowtide.formats.registry import write_file
 from lowtide.graph import Recording, Timeline
 from lowtide.report.page.types import Report
-from tests.report.page.cases import offloading, recomputing
+from tests.report.page.cases import measured, offloading, recomputing
 from tests.steps import DEVICE, families
 
 
@@ -75,6 +77,54 @@ def test_a_damaged_plan_is_refused(files, capsys):
         main(["report", str(files / "plan.json"), "-o", str(files / "page.html")])
     assert ended.value.code == EXIT_BAD_INPUT
     assert "plan again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "-o", "{}"], ["plan", "--budget", "50%", "-o", "{}"], ["tile", "--grid", "1x1"]]
+)
+def test_a_damaged_field_of_a_step_is_told_with_its_file(files, command, capsys):
+    path = files / "profile.json"
+    found = json.loads(path.read_text())
+    found["step"]["graph"]["returned"] = [10**6]
+    found["step"]["graph"]["ops"][0]["arguments"] = []
+    path.write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        main([command[0], str(path), *(word.format(files / "out.json") for word in command[1:])])
+    assert ended.value.code == EXIT_BAD_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "profile.json: the field 'returned' of the graph does not list tensors" in said
+    assert "make it again by `lowtide profile`" in said
+    assert not (files / "out.json").exists()
+
+
+def test_the_device_of_a_run_is_found_where_it_was_measured(files, monkeypatch):
+    folder, out = files / "cache", files / "report.json"
+    monkeypatch.setenv("LOWTIDE_CACHE", str(folder))
+    ran = msgspec.structs.replace(measured(), environment=DEVICE.environment)
+    for name, value in (("run.json", ran), ("elsewhere.json", measured())):
+        write_document(files / name, value)
+    for name, stored in (("run.json", False), ("elsewhere.json", True), ("run.json", True)):
+        if stored:
+            store_device(folder, DEVICE)
+        assert invoke(files / name, "-o", out, "--rivals", 0).exit_code == 0
+        limits = decode_document(out.read_bytes(), Report).limits
+        assert (limits is not None) == (stored and name == "run.json")
+    assert limits.bytes_per_second == DEVICE.bytes_per_second
+
+
+def test_more_bytes_than_can_be_counted_are_refused(files, capsys):
+    path = files / "profile.json"
+    found = json.loads(path.read_text())
+    for one in found["step"]["graph"]["tensors"]:
+        one["bytes"] = 2**60
+    path.write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(path), "-o", str(files / "page.html")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    said = capsys.readouterr().err
+    assert "profile: its tensors and workspaces take" in said
+    assert "make it again" in said
+    assert not (files / "page.html").exists()
 
 
 def test_an_input_is_not_written_over(files, capsys):

@@ -8,12 +8,14 @@ from click.testing import CliRunner
 
 from lowtide import zoo
 from lowtide.commands.main import cli, main
+from lowtide.cost.probe import environment
 from lowtide.documents import read_document
 from lowtide.errors import PlanError
 from lowtide.execute.compile.user_code import users_step
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.plan.program.instructions import Program
+from lowtide.plan.result.measured_run import MeasuredRun
 from tests.commands.refusal import refused
 from tests.fuzz_commands import document, joint
 
@@ -55,8 +57,16 @@ def test_a_plan_runs_where_eager_runs_out_of_memory(tmp_path, monkeypatch):
     assert "gradients and buffers: not compared, as eager PyTorch ran out of memory" in result.stdout
     shown = CliRunner().invoke(cli, ["report", str(out), "-o", str(page)])
     assert shown.exit_code == 0, shown.output
+    assert "not compared: eager PyTorch ran out of memory" in page.read_text()
     refused = CliRunner().invoke(cli, ["run", "convpool"])
     assert "--budget auto" in str(refused.exception)
+
+
+def test_the_file_of_a_run_says_where_it_ran(tmp_path):
+    path = tmp_path / "run.json"
+    result = CliRunner().invoke(cli, ["run", "convpool", "--repeats", "1", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    assert read_document(path, MeasuredRun).environment == environment("cpu")
 
 
 def test_a_program_in_a_file_runs(tmp_path):

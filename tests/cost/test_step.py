@@ -29,6 +29,7 @@ def test_a_span_knows_how_long_it_waited_and_ran():
 WRONG = {
     "1 costs for 2": Step(GRAPH, costs=(Cost(),)),
     "cost of operator 1": Step(GRAPH, costs=(Cost(), Cost(flop=figure(-1)))),
+    "operator 0 is 2305843009213693952": Step(GRAPH, costs=(Cost(workspace_bytes=figure(2**61)), Cost())),
     "a cost": Step(GRAPH, costs=(Cost(seconds=figure(1e13)), Cost())),
     "operator 2": Step(GRAPH, spans=(Span(2, "gpu", 0, 0, 0),)),
     "out of order": Step(GRAPH, spans=(Span(0, "gpu", 0, 2, 1),)),

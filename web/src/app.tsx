@@ -1,6 +1,7 @@
 // The frame of the page: title, views, and which ways to run the step are compared.
 import type { FunctionComponent } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { firstPair } from "./data";
 import { preferred, type Theme } from "./theme";
 import type { Report, RunView } from "./types";
 import { Categories } from "./views/categories";
@@ -55,7 +56,7 @@ export function App({ report }: { report: Report }) {
   const views = VIEWS.filter((view) => view.has(report) && (report.runs.length > 0 || view.id === "budgets"));
   const known = (name: string) => views.find((view) => view.id === name)?.id ?? views[0]?.id ?? "";
   const [view, setView] = useState(known(location.hash.slice(1)));
-  const [pair, setPair] = useState<[number, number]>([0, Math.max(0, report.runs.length - 1)]);
+  const [pair, setPair] = useState<[number, number]>(firstPair(report.runs));
   const [which, setWhich] = useState<"before" | "after">("after");
   const [moment, setMoment] = useState<number | null>(null);
   const [theme, setTheme] = useState<Theme>(preferred());

@@ -11,6 +11,15 @@ export function bisect(values: ArrayLike<number | null>, x: number): number {
   return low;
 }
 
+/** Whether two ways may run the same step; it is not known of all. */
+export const alike = (a: RunView, b: RunView): boolean => !a.group || !b.group || a.group === b.group;
+
+/** What is shown first: the last way, beside the first of the same step. */
+export function firstPair(runs: RunView[]): [number, number] {
+  const after = Math.max(0, runs.length - 1), before = runs.findIndex((run) => alike(run, runs[after]));
+  return [before < 0 || before === after ? 0 : before, after];
+}
+
 export type Axis = "time" | "runs";
 
 /** Whether moments have times. */

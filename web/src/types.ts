@@ -35,7 +35,7 @@ export interface Proof {
   smallest_budget_bytes: number; solve_seconds: number; only: string[]; decisions: string;
 }
 export interface RunView {
-  name: string; step: number; note: string; budget_bytes: number | null; predicted: Figures | null; measured: Figures | null; eager: Figures | null;
+  name: string; step: number; group: number; note: string; budget_bytes: number | null; predicted: Figures | null; measured: Figures | null; eager: Figures | null;
   resident_bytes: number; beside_bytes: number; leaves: Column; moments: Moments; curve: MeasuredCurve | null; blocks: Blocks;
   layout: Settled | null; lanes: Lane[]; decisions: DecisionTable | null; check: GradientCheck | null; loops: LoopView[]; proof: Proof | null;
 }

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bisect, categoryOf, cutDims, difference, kindsOf, liveAt, moduleTree, momentAt, movedBy, nearest, nodeRows, place, rectText, shownRows, spelt, stacked } from "../src/data";
+import { alike, bisect, categoryOf, cutDims, difference, firstPair, kindsOf, liveAt, moduleTree, momentAt, movedBy, nearest, nodeRows, place, rectText, shownRows, spelt, stacked } from "../src/data";
 import type { Report, ShardView } from "../src/types";
 
 // Two operators: `a` (forward, module m.x) makes tensor 1 from leaf 0; `b` (backward) makes tensor 2 and needs a workspace.
@@ -17,7 +17,7 @@ const report: Report = {
     tensors: { name: [w("leaf0"), w("t1"), w("t2")], role: [w("parameter"), w("activation"), w("activation")], shape: [0, 0, 0], source: [0, 0, 0], module: [0, w("m.x"), w("m.x")], maker: [-1, 0, 1], owner: [0, 1, 2], bytes: [100, 40, 8] },
   }],
   runs: [{
-    name: "one", step: 0, note: "", budget_bytes: null, predicted: null, measured: null, eager: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
+    name: "one", step: 0, group: 1, note: "", budget_bytes: null, predicted: null, measured: null, eager: null, resident_bytes: 100, beside_bytes: 0, leaves: [0],
     moments: { operator: [0, 1], live: [140, 153], event: [0, 1], start: [0, 1], again: [0, 0], tile: [], seconds: 3, in_all: 2, peak: 1 },
     curve: null, layout: null, lanes: [], check: null, loops: [], proof: null,
     decisions: { tensor: [1], decision: [w("recomputed")], reason: [w("why")], price: [1], instead: [1], in_all: 1 },
@@ -25,6 +25,18 @@ const report: Report = {
   }],
 };
 const run = report.runs[0];
+
+test("the last way is shown beside the first of its step", () => {
+  const of = (...groups: number[]) => groups.map((group) => ({ ...run, group }));
+  assert.deepEqual(firstPair(of(1, 1, 2, 2, 2)), [2, 4]);
+  assert.deepEqual(firstPair(of(1, 1, 1)), [0, 2]);
+  assert.deepEqual(firstPair(of(1, 2)), [0, 1]);
+  assert.deepEqual(firstPair(of(1, 0)), [0, 1]);
+  assert.deepEqual(firstPair(of(1)), [0, 0]);
+  assert.deepEqual(firstPair([]), [0, 0]);
+  const [a, b, c] = of(1, 2, 0);
+  assert.ok(!alike(a, b) && alike(a, c) && alike(a, a));
+});
 
 test("bisect counts what is not larger", () => {
   assert.equal(bisect([1, 2, 2, 3], 2), 3);

@@ -12,10 +12,11 @@ import click
 from rich.console import Console
 
 from lowtide.documents import kind_of, read_document
-from lowtide.errors import PlanError
+from lowtide.errors import GraphError, PlanError
 from lowtide.files import is_file, read_bytes
 from lowtide.formats.base import Format
 from lowtide.formats.registry import Loaded, read_data
+from lowtide.graph import Graph, check_fields
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.request import KERNELS
 from lowtide.plan.result.plan import Plan
@@ -29,6 +30,7 @@ __all__ = [
     "SEED",
     "Choice",
     "check_kind",
+    "checked_graph",
     "console",
     "default_sort",
     "device_option",
@@ -117,6 +119,15 @@ kernels_option = click.option(
     default="eager",
     help="eager: each operator runs eager PyTorch's kernel; fused: groups are compiled [eager].",
 )
+
+
+def checked_graph(graph: Graph, file: str, check: Callable[[Graph], Graph] = check_fields) -> Graph:
+    """The graph of a file, or a GraphError that names the file, what is wrong in it, and what to do."""
+    try:
+        return check(graph)
+    except GraphError as error:
+        advice = "the file is damaged, or was written by another version; make it again by `lowtide profile`"
+        raise GraphError(f"{printable(file)}: {error}: {advice}", op=error.op) from None
 
 
 def console() -> Console:

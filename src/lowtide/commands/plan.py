@@ -15,6 +15,7 @@ from msgspec import structs
 from lowtide.commands.before import graph_before
 from lowtide.commands.common import (
     Choice,
+    checked_graph,
     is_step_file,
     json_option,
     kernels_option,
@@ -32,7 +33,7 @@ from lowtide.documents import write_document
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.files import check_outputs, is_file
 from lowtide.formats.registry import read_file
-from lowtide.graph import Graph, check_fields
+from lowtide.graph import Graph
 from lowtide.needs import needs_torch
 from lowtide.nested import leaves
 from lowtide.plan.budget import Budget
@@ -282,10 +283,9 @@ def _built(target: str, request: PlanRequest, device: str | None) -> tuple[Built
 def _source(target: str, cost: str | None, device: str | None, request: PlanRequest) -> _Source:
     """What is planned; a PyTorch step is captured and measured by a plan for all of the memory it takes."""
     if is_step_file(target):
-        step = read_file(target).step
-        check_fields(step.graph)
-        room = DeviceRoom(link=_link("cpu", request.methods))
-        return _Source(target, step.graph, _file_costs(step, cost), pointwise(step.graph), room)
+        step, room = read_file(target).step, DeviceRoom(link=_link("cpu", request.methods))
+        graph = checked_graph(step.graph, target)
+        return _Source(target, graph, _file_costs(step, cost), pointwise(graph), room)
     built, request = _built(target, request, device)
     with needs_torch("planning a PyTorch step"):
         from lowtide.execute.fit import fitted

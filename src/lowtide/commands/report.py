@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from lowtide import __version__
-from lowtide.commands.common import json_option, print_json, say
+from lowtide.commands.common import checked_graph, json_option, print_json, say
 from lowtide.cost.device import Device, cache_folder, load_device, read_device
 from lowtide.cost.step import Step
 from lowtide.documents import encode_document, kind_of, read_document
 from lowtide.errors import FileError, LowtideError
 from lowtide.files import check_outputs, read_bytes, write_atomically
 from lowtide.formats.registry import read_file
-from lowtide.graph import Recording, check_fields
+from lowtide.graph import Recording
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
@@ -76,9 +76,9 @@ def report(files: tuple[str, ...], output: str, title: str, rivals: float, as_js
 def _title(given: Sequence[Given]) -> str:
     """The step, where its name is known, else the ways to run it."""
     named = [one.value for one in given if isinstance(one.value, MeasuredRun | ShardPlan)]
-    targets = [value.target for value in named if value.target]
+    targets = list(dict.fromkeys(value.target for value in named if value.target))
     if targets:
-        return targets[0]
+        return " and ".join(targets[:3])
     shown = [one.name for one in given if not isinstance(one.value, Device | Sweep | Recording)]
     return " and ".join(shown[:3]) or given[0].name
 
@@ -96,7 +96,7 @@ def _read(file: str) -> Source:
         return read_device(file)
     if kind not in _OURS:
         step = read_file(file).step
-        check_fields(step.graph)
+        checked_graph(step.graph, file)
         return step
     found: Any = read_document(file, _OURS[kind])
     try:
@@ -120,11 +120,11 @@ def _checked(found: Any) -> Source:
 
 
 def _device_of(given: Sequence[Given]) -> list[Given]:
-    """What the device of a profile does at most, where it was measured here and nobody gives it."""
+    """What the device of a profile or a run does at most, where it was measured here and nobody gives it."""
     if any(isinstance(one.value, Device) for one in given):
         return []
     for one in given:
-        if isinstance(one.value, Step) and one.value.environment is not None:
+        if isinstance(one.value, Step | MeasuredRun) and one.value.environment is not None:
             try:
                 device = load_device(cache_folder(), one.value.environment)
             except LowtideError:

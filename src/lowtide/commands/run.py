@@ -93,6 +93,7 @@ def run(
         raise click.UsageError("give a --budget or a --program, not both")
     with needs_torch("running a step"):
         from lowtide import zoo
+        from lowtide.cost.probe import environment
         from lowtide.execute.backend import PROGRAMS
         from lowtide.execute.compare.compare import compare
         from lowtide.execute.fit import fit
@@ -137,7 +138,8 @@ def run(
     )
     whole = found.as_file(built.name, device, plan)
     if output is not None:
-        whole = replace(whole, plain=graph_before(built, plan))
+        where = environment(device.partition(":")[0])
+        whole = replace(whole, plain=graph_before(built, plan), environment=where)
     outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}

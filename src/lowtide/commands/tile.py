@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from lowtide.commands.common import Choice, is_step_file, json_option, print_json, read_for, say, target_help
+from lowtide.commands.common import (
+    Choice,
+    checked_graph,
+    is_step_file,
+    json_option,
+    print_json,
+    read_for,
+    say,
+    target_help,
+)
 from lowtide.errors import TileError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.formats.registry import read_file
@@ -154,7 +163,7 @@ def _graph(target: str, own: str) -> tuple[str, Graph]:
                 f"{printable(target)}: the file does not say with which arguments operators are called, so "
                 "nobody knows which parts of their inputs they read; capture the step with `lowtide profile`"
             )
-        return target, check_calls(graph)
+        return target, checked_graph(graph, target, check_calls)
     with needs_torch("capturing a PyTorch step"):
         from lowtide import zoo
         from lowtide.execute.compare.graphs import graph_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowtide.cost.step import Step
 from lowtide.errors import GraphError
-from lowtide.graph import Timeline, validate
+from lowtide.graph import MAX_BYTES, Timeline, validate
 
 __all__ = ["MAX_FIGURE", "MAX_SECONDS", "validate_step"]
 
@@ -26,7 +26,7 @@ def validate_step(step: Step) -> Step:
             (cost.flop, MAX_FIGURE),
             (cost.bytes_moved, MAX_FIGURE),
         )
-        for figure, limit in (*limits, (cost.workspace_bytes, MAX_FIGURE)):
+        for figure, limit in (*limits, (cost.workspace_bytes, MAX_BYTES)):
             if figure is not None and not 0 <= figure.value <= limit:
                 raise GraphError(f"a cost of operator {k} is {figure.value}", op=k)
     for span in step.spans:

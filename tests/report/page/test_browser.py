@@ -117,6 +117,20 @@ def test_the_first_screen_says_what_changed(browser, ran):
     nothing_wrong(browser)
 
 
+def test_the_first_screen_says_that_eager_ran_out_of_memory(browser, folder):
+    alone = msgspec.structs.replace(
+        measured(), eager=None, loss_equal=None, bitwise=None, difference=None, eager_bytes=()
+    )
+    browser.open(written(folder, "alone", alone))
+    card = browser.run("return document.querySelector('[data-card=gradients]').innerText")
+    assert "not compared" in card
+    assert "eager PyTorch ran out of memory" in card
+    assert "predicted, then measured" in browser.run(
+        "return document.querySelector('[data-card=peak]').innerText.toLowerCase()"
+    )
+    assert not browser.said()
+
+
 def test_the_first_screen_says_how_a_step_is_split(browser, split):
     plan = sharded()
     browser.open(split)
@@ -230,6 +244,27 @@ def test_a_click_on_a_moment_shows_who_is_live_there(browser, planned):
     nothing_wrong(browser)
 
 
+def test_roles_at_the_peak_are_those_of_the_categories(browser, planned):
+    browser.open(planned)
+    browser.view("categories")
+    legend = "[...document.querySelectorAll('[data-legend=categories] > span')]"
+    rows = browser.run(f"return {legend}.map((x) => [x.querySelector('b').innerText, x.innerText])")
+    held = {name for name, text in rows if " 0 B" not in " ".join(text.split())}
+    assert {"parameter", "activation", "made by backward"} <= held
+    browser.view("peak")
+    found = set()
+    for name in held:
+        browser.run(
+            "const x = document.querySelector('[data-table=live] input'); x.value = arguments[0];"
+            "x.dispatchEvent(new Event('input', { bubbles: true }))",
+            name,
+        )
+        browser.settle()
+        if name in browser.run("return document.querySelector('[data-table=live] tbody').innerText"):
+            found.add(name)
+    assert found == held
+
+
 def test_tables_are_searched_and_sorted(browser, planned):
     browser.open(planned)
     browser.view("decisions")
@@ -292,6 +327,18 @@ def test_a_budget_is_picked_and_its_code_can_be_copied(browser, planned):
     assert "lowtide run a.py:step --budget" in browser.run(
         "return document.querySelector('[data-code=command]').innerText"
     )
+    nothing_wrong(browser)
+
+
+def test_one_budget_says_how_to_get_all(browser, planned, folder):
+    sweep = "return document.querySelector('[data-code=sweep]')?.innerText ?? ''"
+    browser.open(written(folder, "single", recomputing(), target="a b.py:step"))
+    browser.view("budgets")
+    assert browser.run(sweep) == "lowtide plan 'a b.py:step' --sweep -o sweep.json"
+    browser.open(planned)
+    browser.view("budgets")
+    few = int(browser.run("return document.querySelector('input[type=range]').max")) < 2
+    assert bool(browser.run(sweep)) == few
     nothing_wrong(browser)
 
 
@@ -440,4 +487,52 @@ def test_hostile_names_are_text(browser, folder):
             == 0
         ), view
         assert browser.run("return document.title") == HOSTILE
+    nothing_wrong(browser)
+
+
+def test_the_first_pair_is_of_one_step(browser, folder):
+    """Of two different steps the last is shown beside its own before; another choice says that they differ."""
+    browser.open(written(folder, "others", measured(), recomputing()))
+    chosen = (
+        "return [...document.querySelectorAll('.pair select')].map((x) => x.selectedOptions[0].innerText)"
+    )
+    assert browser.run(chosen) == ["storing everything", "others 1"]
+    assert not browser.run("return document.querySelector('[data-other]') !== null")
+    browser.run(
+        "const x = document.querySelector('.pair select'); x.value = '0';"
+        "x.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    browser.settle()
+    assert "different steps" in browser.run("return document.querySelector('[data-other]').innerText")
+    assert "−" not in browser.run("return document.querySelector('[data-card=peak]').innerText")
+    nothing_wrong(browser)
+
+
+def test_words_on_pale_boxes_are_as_dark_as_the_text(browser, planned):
+    """Boxes of single operators are pale in light colours, where white words could not be read."""
+    browser.open(planned)
+    browser.view("graph")
+    browser.click("[data-fold='9']")
+    browser.run(
+        """
+        const own = CanvasRenderingContext2D.prototype.fillText;
+        window.drawn = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+          if (this.textAlign === "center") window.drawn.push([text, this.fillStyle]);
+          own.call(this, text, ...at);
+        };
+        """
+    )
+    for _ in range(2):
+        browser.run("window.drawn = []")
+        browser.click("#theme")
+        ink = browser.run(
+            "const at = document.createElement('canvas').getContext('2d');"
+            "at.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('--text').trim();"
+            "return at.fillStyle"
+        )
+        words = dict(browser.run("return window.drawn"))
+        kinds = [text for text in words if text.isidentifier()]
+        assert kinds
+        assert {words[text] for text in kinds} == {ink}
     nothing_wrong(browser)

@@ -21,6 +21,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Loop, Run, Send
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
+from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Side
 from lowtide.report.page import moments as moments_module
 from lowtide.report.page import thin
@@ -32,7 +33,7 @@ from lowtide.report.page.tradeoff import QUICK
 from lowtide.report.page.types import Report
 from lowtide.trace.tiles.tiling import Tiling
 from tests.conftest import document_path
-from tests.report.page.cases import grouped, measured, offloading, recomputing, tiled
+from tests.report.page.cases import grouped, measured, offloading, recomputing, sharded, tiled
 from tests.steps import DEVICE, families
 
 PLANS = {"recomputing": recomputing, "offloading": offloading, "tiled": tiled}
@@ -338,6 +339,52 @@ def test_each_step_has_its_own_before():
     one = reported(tiled(), measured()).runs
     assert [run.name for run in one] == ["eager PyTorch", "case 0", "case 1"]
     assert one[0].measured.peak_bytes == measured().eager.peak_bytes
+
+
+def test_files_of_different_steps_are_told_apart():
+    """Each has its own before, by a name of its own, and ways know which of them run the same step."""
+    other = MeasuredRun(
+        "other",
+        "cpu",
+        Side(300, 2.0),
+        Side(200, 3.0),
+        200,
+        loss_equal=True,
+        bitwise=True,
+        difference=0.0,
+        graph=recomputing().graph,
+        program=recomputing().program,
+        recording=Recording((), Timeline((200,))),
+    )
+    runs = reported(measured(), other, recomputing()).runs
+    named = [(run.name, run.group) for run in runs]
+    assert named == [
+        ("eager PyTorch (case 0)", 1),
+        ("case 0", 1),
+        ("eager PyTorch (case 1)", 2),
+        ("case 1", 2),
+        ("case 2", 2),
+    ]
+    assert runs[2].measured.peak_bytes == 300
+    assert {run.group for run in reported(sharded()).runs} == {1}
+    assert {run.group for run in reported(Step(grouped())).runs} == {0}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_times_that_a_busy_machine_disturbed_are_told_and_not_compared_with(first):
+    """The step as it is takes the times of the plan that was disturbed least."""
+    quiet = recomputing()
+    busy = msgspec.structs.replace(quiet, seconds=tuple(10 * one for one in quiet.seconds), disturbed=7)
+    busy = msgspec.structs.replace(busy, plain=Side(quiet.plain.peak_bytes, 10 * quiet.plain.seconds))
+    before, *runs = reported(*((busy, quiet) if first else (quiet, busy))).runs
+    assert before.moments.seconds == pytest.approx(quiet.plain.seconds)
+    assert before.note == ""
+    notes = [run.note for run in runs]
+    told = "7 operators were measured while the machine was busy: plan again for better times"
+    assert notes == ([told, ""] if first else ["", told])
+    assert reported(busy).runs[0].note == told
+    curve = reported(*((busy, quiet) if first else (quiet, busy))).tradeoff
+    assert curve.plain_seconds == quiet.plain.seconds
 
 
 def test_the_time_of_eager_is_the_one_measured_in_turns():

@@ -101,7 +101,7 @@ export function GraphView({ report, run }: Shown) {
         if (!list.length) continue;
         at.fillStyle = colour(phase, 0); at.globalAlpha = node.operator >= 0 ? 0.55 : 0.9;
         at.beginPath(); at.roundRect(x, y - 9, wide, 18, 4); at.fill(); at.globalAlpha = 1;
-        at.fillStyle = "#fff"; at.textAlign = "center";
+        at.fillStyle = node.operator >= 0 ? colours.text : "#fff"; at.textAlign = "center";
         const text = node.operator < 0 ? `${list.length}` : list.length > 1 ? `${words[operators.kind[list[0]]]} +${list.length - 1}` : words[operators.kind[list[0]]];
         const fits = shortened(at, text, wide - 6);
         if (fits) at.fillText(fits, x + wide / 2, y + 0.5);

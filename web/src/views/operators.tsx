@@ -37,7 +37,7 @@ export function Operators({ report, run }: Shown) {
       {points.length > 0 && (
         <section>
           <h2>Roofline</h2>
-          <p class="soft">{limits ? `${limits.name}: ${Object.entries(limits.flop_per_second).map(([type, rate]) => `${count(rate, "FLOP/s")} in ${type}`).join(", ")}; ${count(limits.bytes_per_second, "B/s")}, as measured.` : "The limits of the device are not known; give its file, as `lowtide doctor` writes it, to see them."} Times are {cost || "not known"}. Only operators whose FLOP are counted are drawn.</p>
+          <p class="soft">{limits ? `${limits.name}: ${Object.entries(limits.flop_per_second).map(([type, rate]) => `${count(rate, "FLOP/s")} in ${type}`).join(", ")}; ${count(limits.bytes_per_second, "B/s")}, as measured.` : <>The limits of the device are not known: run <code>lowtide doctor</code> on the machine of the profile or of the run, and make this page there again.</>} Times are {cost || "not known"}. Only operators whose FLOP are counted are drawn.</p>
           <Field
             name="roofline" height={330} zooms={false} label={`FLOP per second of ${points.length} operators by FLOP per byte`}
             x={{ label: "FLOP per byte moved", min: left / 1.8, max: right * 2.5, scale: "log", format: (value) => count(value) }}

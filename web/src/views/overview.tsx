@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import type { Shown } from "../app";
 import { Swatch, momentText } from "../bits";
-import { type Axis, decisionsOf, extent, momentAt, place, timed } from "../data";
+import { alike, type Axis, decisionsOf, extent, momentAt, place, timed } from "../data";
 import { Field, marked, stepPath } from "../field";
 import { bytes, change, count, seconds, share } from "../format";
 import type { Report, RunView } from "../types";
@@ -20,6 +20,7 @@ export function Overview(shown: Shown) {
   const long = Math.max(...drawn.map((run) => extent(run, used)), 0);
   return (
     <>
+      {!alike(before, after) && <p class="bad" data-other>{before.name} and {after.name} run different steps: what one takes says nothing about a plan of the other.</p>}
       {split ? <ShardCards split={split} /> : <Cards {...shown} />}
       <section>
         <div class="head">
@@ -106,10 +107,10 @@ function measuredText(run: RunView, k: number): string {
 }
 
 function Cards({ before, after, report }: Shown) {
-  const several = before !== after;
+  const several = before !== after, same = alike(before, after);
   const peak = [bestPeak(before), bestPeak(after)], time = [bestSeconds(before, after), bestSeconds(after, before)];
   // eager PyTorch was measured in turns with each plan: the pair counts, and not the first of several
-  if (several && before.check === null && before.measured && after.measured && after.eager?.seconds != null) time[0] = after.eager.seconds;
+  if (several && same && before.check === null && before.measured && after.measured && after.eager?.seconds != null) time[0] = after.eager.seconds;
   const cost = report.steps[after.step]?.origin ?? "";
   const measuredPeaks = before.measured?.peak_bytes != null && after.measured?.peak_bytes != null;
   const measuredTimes = before.measured?.seconds != null && after.measured?.seconds != null;
@@ -120,7 +121,7 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="peak">
         <div class="what">Peak memory, {after.measured?.peak_bytes != null ? (measuredPeaks || !several ? "measured" : "predicted, then measured") : "predicted"}</div>
         <div class="big">{several ? `${bytes(peak[0])} → ${bytes(peak[1])}` : bytes(peak[1])}</div>
-        <div class="what">{listed(several && peak[0] && peak[1] !== null && change(peak[1] / peak[0] - 1), after.measured?.peak_bytes && after.predicted?.peak_bytes != null && `predicted ${bytes(after.predicted.peak_bytes)}, off by ${share(Math.abs(after.predicted.peak_bytes / after.measured.peak_bytes - 1))}`)}</div>
+        <div class="what">{listed(several && same && peak[0] && peak[1] !== null && change(peak[1] / peak[0] - 1), after.measured?.peak_bytes && after.predicted?.peak_bytes != null && `predicted ${bytes(after.predicted.peak_bytes)}, off by ${share(Math.abs(after.predicted.peak_bytes / after.measured.peak_bytes - 1))}`)}</div>
       </div>
       <div class="card" data-card="budget">
         <div class="what">Budget</div>
@@ -130,12 +131,12 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="time">
         <div class="what">Time of a step, {measuredTimes || (!several && after.measured?.seconds != null) ? "measured" : cost === "measured" ? "sum of measured operators" : cost ? `${cost} costs` : "predicted"}</div>
         <div class="big">{several ? `${seconds(time[0], cost)} → ${seconds(time[1], cost)}` : seconds(time[1], cost)}</div>
-        <div class="what">{listed(several && time[0] && time[1] !== null && change(time[1] / time[0] - 1), after.proof && (measuredTimes || !several) && `predicted ${change(after.proof.overhead)}`, after.proof && after.proof.bound_overhead !== null && `no plan below ${change(after.proof.bound_overhead)}`)}</div>
+        <div class="what">{listed(several && same && time[0] && time[1] !== null && change(time[1] / time[0] - 1), after.proof && (measuredTimes || !several) && `predicted ${change(after.proof.overhead)}`, after.proof && after.proof.bound_overhead !== null && `no plan below ${change(after.proof.bound_overhead)}`)}</div>
       </div>
       <div class="card" data-card="gradients">
         <div class="what">Loss, gradients, buffers</div>
         <div class="big">{check ? (check.bitwise ? <span class="good">bitwise equal</span> : check.difference === null ? <span class="bad">differ</span> : `within ${check.difference.toExponential(0)}`) : "not compared"}</div>
-        <div class="what">{check ? "compared with eager PyTorch" : <code>lowtide run</code>}{check ? "" : " compares them"}</div>
+        <div class="what">{check ? "compared with eager PyTorch" : after.proof && after.measured ? "eager PyTorch ran out of memory" : <><code>lowtide run</code> compares them</>}</div>
       </div>
     </div>
   );

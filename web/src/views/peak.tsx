@@ -2,7 +2,7 @@
 import { useMemo } from "preact/hooks";
 import type { Shown } from "../app";
 import { Meter, Missing, Tag, momentText } from "../bits";
-import { decisionsOf, liveAt, nameOf, sourceOf } from "../data";
+import { categoryOf, decisionsOf, liveAt, nameOf, sourceOf } from "../data";
 import { bytes, share, tail } from "../format";
 import { Table } from "../table";
 
@@ -11,10 +11,10 @@ export function Peak({ report, run, which, moment, look }: Shown) {
   const at = moment ?? moments.peak;
   const rows = useMemo(() => {
     if (!moments.live.length) return [];
-    const tables = report.steps[run.step].tensors, decided = decisionsOf(report, run), words = report.words;
+    const tables = report.steps[run.step].tensors, decided = decisionsOf(report, run), words = report.words, role = categoryOf(report, run, "role", 1);
     return liveAt(report, run, moments.event[Math.min(at, moments.event.length - 1)]).map((one) => ({
       bytes: one.bytes, name: nameOf(report, run, one), source: sourceOf(report, run, one),
-      role: one.tensor >= 0 ? words[tables.role[one.tensor]] : one.use, shape: one.tensor >= 0 ? words[tables.shape[one.tensor]] : "",
+      role: role(one), shape: one.tensor >= 0 ? words[tables.shape[one.tensor]] : "",
       module: one.tensor >= 0 ? words[tables.module[one.tensor]] : "", decision: decided.get(one.tensor)?.decision ?? "", reason: decided.get(one.tensor)?.reason ?? "",
     }));
   }, [run, at]);

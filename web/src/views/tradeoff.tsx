@@ -21,6 +21,7 @@ export function Tradeoff({ report, after }: Shown) {
   const over = (value: number) => change(value / curve.plain_seconds - 1);
   const budget = curve.budget_bytes[picked], text = spelt(budget);
   const target = report.target || "train.py:step";
+  const quoted = /^[\w.,:=/-]+$/.test(target) ? target : `'${target.replaceAll("'", "'\\''")}'`;
   return (
     <section>
       <h2>What every budget costs in time</h2>
@@ -64,7 +65,8 @@ export function Tradeoff({ report, after }: Shown) {
       </label>
       <p>The plan takes {bytes(curve.peak_bytes[picked])} and {seconds(curve.seconds[picked], curve.cost)} ({over(curve.seconds[picked])}){curve.bound_seconds[picked] !== null ? `; no plan takes less than ${seconds(curve.bound_seconds[picked], curve.cost)} (${over(curve.bound_seconds[picked]!)})` : ""}.</p>
       <Code name="python" text={`step = lowtide.fit(loss_of, model, batch, budget="${text}")`} />
-      <Code name="command" text={`lowtide run ${/^[\w.,:=/-]+$/.test(target) ? target : `'${target.replaceAll("'", "'\\''")}'`} --budget ${text}`} />
+      <Code name="command" text={`lowtide run ${quoted} --budget ${text}`} />
+      {curve.budget_bytes.length < 3 && <><p>Only {curve.budget_bytes.length === 1 ? "one budget is" : "two budgets are"} known. For all of them, give this file to <code>lowtide report</code> as well:</p><Code name="sweep" text={`lowtide plan ${quoted} --sweep -o sweep.json`} /></>}
       <p class="soft small">Plain: {bytes(curve.plain_bytes)} in {seconds(curve.plain_seconds, curve.cost)}. Smallest budget with a known plan: {bytes(curve.smallest_bytes)}{curve.floor_bytes ? `; none exists below ${bytes(curve.floor_bytes)}` : ""}. {curve.words && `${curve.words[0].toUpperCase()}${curve.words.slice(1)}. `}Costs are {curve.cost}; rivals are planned with the same costs.</p>
     </section>
   );

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from lowtide.cost.device import Environment
 from lowtide.graph import Graph, Recording
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.result.plan import Plan, Side
@@ -36,5 +37,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The plan that ran; none for a program that was given."""
     plain: Graph | None = None
     """The step as eager PyTorch runs it, where the program has other operators: tiles, or fused kernels."""
+    environment: Environment | None = None
+    """Where it ran, as far as that is known."""
     lowtide: Literal["run"] = "run"
     version: Literal[1] = 1

@@ -10,7 +10,7 @@ import msgspec
 from lowtide.cost import Cost, Origin, Step
 from lowtide.cost.device import Device
 from lowtide.errors import PlanError
-from lowtide.graph import GROUP, Graph, Recording, Role
+from lowtide.graph import GROUP, Graph, Recording
 from lowtide.plan.make.sweep import Sweep
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.in_place import with_in_place
@@ -21,6 +21,7 @@ from lowtide.plan.result.plan import HoldsFor, Plan, by_methods
 from lowtide.plan.result.shard_plan import ShardPlan
 from lowtide.report.page.notes import notes_of
 from lowtide.report.page.run_view import WayToRun, run_view
+from lowtide.report.page.same_step import grouped, leaves_of, told_apart
 from lowtide.report.page.shards import check_of, shard_view
 from lowtide.report.page.tables import TablePart, Tables, Words
 from lowtide.report.page.tradeoff import curve_of_plans, curve_of_sweep, rivals_of
@@ -129,6 +130,11 @@ class _Maker:
 
     def add(self, one: Given) -> None:
         """Note what is given; recordings find their run once everything else is known."""
+        known = len(self.ways)
+        self._add(one)
+        self.ways[known:] = [replace(way, file=one.name) for way in self.ways[known:]]
+
+    def _add(self, one: Given) -> None:
         value = one.value
         if isinstance(value, Step):
             self._add_step(one.name, value)
@@ -171,9 +177,12 @@ class _Maker:
     def _add_run(self, name: str, run: MeasuredRun, note: str) -> None:
         plan = run.plan
         eager = None if run.eager is None else Figures(run.eager.peak_bytes, run.eager.seconds)
+        note = "; ".join(filter(None, (note, _ALONE if eager is None else "")))
         if plan is None:
             part = self.steps.part(name, run.graph, "", ())
-            if not any(way.name == EAGER for way in self.ways):
+            if not any(
+                way.name == EAGER and leaves_of(way.part.graph) == leaves_of(run.graph) for way in self.ways
+            ):
                 before = STORED if eager is None else EAGER
                 stored = WayToRun(
                     before, part, store_all(run.graph), measured=eager, allocated=run.eager_bytes
@@ -206,10 +215,12 @@ class _Maker:
     ) -> None:
         """The step as it is, once; of a plan in tiles its file may hold nothing but its figures."""
         for k, known in enumerate(self.ways):
-            if known.proof is None and _leaves(known.part.graph) == _leaves(plan.graph):
+            if known.proof is None and leaves_of(known.part.graph) == leaves_of(plan.graph):
                 if eager is not None and known.measured is None:
                     name = EAGER if known.name == STORED else known.name
                     self.ways[k] = replace(known, name=name, measured=eager, allocated=allocated)
+                if known.disturbed > plan.disturbed and known.part.graph == plan.graph:
+                    self.ways[k] = _stored(self.ways[k], self.steps, plan)
                 return
         fused = (eager or plain) is not None and any(op.kind == GROUP for op in plan.graph.ops)
         name = STORED if eager is None and not fused else EAGER
@@ -230,9 +241,9 @@ class _Maker:
             return
         if fused:
             name, eager, allocated = STORED, None, ()
-        stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
-        way = replace(_planned(name, part, plan, stored, ""), predicted=predicted, measured=eager)
-        self.ways.append(replace(way, allocated=allocated, budget_bytes=None, proof=None, link=None))
+        self.ways.append(
+            _stored(WayToRun(name, part, None, measured=eager, allocated=allocated), self.steps, plan)
+        )
 
     def _add_shards(self, name: str, plan: ShardPlan) -> None:
         """The step on one device, and its largest device of several."""
@@ -278,13 +289,15 @@ class _Maker:
         )
 
     def views(self) -> Iterable[RunView]:
-        """What is drawn."""
-        return [run_view(way, self.steps.number(way.part)) for way in self.ways]
+        """What is drawn; the devices of a split run the step of the whole."""
+        whole = {k: runs[0] for *_, runs in self.shards for k in runs}
+        return [run_view(way, self.steps.number(way.part)) for way in told_apart(grouped(self.ways, whole))]
 
     def tradeoff(self, rival_seconds: float) -> TradeoffCurve | None:
         """All budgets: of a sweep, or as far as plans are given."""
         budgets = [point.budget_bytes for sweep in self.sweeps[:1] for point in sweep.points]
-        whole = next((plan for plan in self.plans if not plan.decisions.tiles), None)
+        plans = sorted(self.plans, key=lambda plan: plan.disturbed)
+        whole = next((plan for plan in plans if not plan.decisions.tiles), None)
         rivals = []
         if whole is not None and rival_seconds > 0:
             plain, least = whole.plain.peak_bytes, whole.smallest_budget_bytes
@@ -292,20 +305,40 @@ class _Maker:
             rivals = rivals_of(whole, budgets, rival_seconds)
         if self.sweeps:
             return curve_of_sweep(self.sweeps[0], rivals)
-        found = curve_of_plans(self.plans) if self.plans else None
+        found = curve_of_plans(plans) if plans else None
         return None if found is None else msgspec.structs.replace(found, rivals=tuple(rivals))
 
 
+_ALONE = "not compared: eager PyTorch ran out of memory"
 EAGER, STORED, ONE = "eager PyTorch", "storing everything", "one device"
-
-
-def _leaves(graph: Graph) -> set[tuple[str, int]]:
-    """By which two plans are known to be of one step: its parameters, however it is cut or fused."""
-    return {(one.id, one.bytes) for one in graph.tensors if one.role is Role.PARAMETER}
 
 
 def _operators(graph: Graph, program: Program) -> tuple[str, ...]:
     return tuple(graph.ops[line.op].id for line in program.instructions if isinstance(line, Run))
+
+
+def _stored(known: WayToRun, steps: _Steps, plan: Plan) -> WayToRun:
+    """The step as it is, by the times of a plan, with what is known of it besides."""
+    part = steps.part(known.name, plan.graph, plan.cost, plan.seconds)
+    stored = with_in_place(plan.graph, store_all(plan.graph), plan.able)
+    return replace(
+        _planned(known.name, part, plan, stored, ""),
+        note=_busy(plan),
+        predicted=Figures(plan.plain.peak_bytes, plan.plain.seconds),
+        measured=known.measured,
+        allocated=known.allocated,
+        file=known.file,
+        budget_bytes=None,
+        proof=None,
+        link=None,
+    )
+
+
+def _busy(plan: Plan) -> str:
+    many = f"{plan.disturbed} operators were" if plan.disturbed > 1 else "1 operator was"
+    return (
+        f"{many} measured while the machine was busy: plan again for better times" if plan.disturbed else ""
+    )
 
 
 def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str) -> WayToRun:
@@ -326,7 +359,8 @@ def _planned(name: str, part: TablePart, plan: Plan, program: Program, note: str
         cost=plan.cost,
         budget_bytes=plan.budget_bytes,
         predicted=Figures(plan.predicted.peak_bytes, plan.predicted.seconds),
-        note=note or plan.no_tiles,
+        note="; ".join(filter(None, (note or plan.no_tiles, _busy(plan)))),
+        disturbed=plan.disturbed,
         proof=Proof(
             plan.method,
             plan.overhead,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lowtide.cost import Span
-from lowtide.graph import Recording
+from lowtide.errors import PlanError
+from lowtide.graph import MAX_BYTES, Recording
 from lowtide.plan.address.allocations import graph_allocations, program_allocations
 from lowtide.plan.address.types import Allocation, EventClock
 from lowtide.plan.program.copy_lanes import Link
@@ -75,14 +76,27 @@ class WayToRun:
     note: str = ""
     known: bool = True
     """Whether its graph says what it does; else there are figures alone."""
+    disturbed: int = 0
+    """Operators whose times a busy machine disturbed."""
+    file: str = ""
+    """What was given that it comes from."""
+    group: int = 0
+    """As in RunView."""
 
 
 def run_view(way: WayToRun, step: int) -> RunView:
     """What is drawn of one way."""
     part, program, graph = way.part, way.program, way.part.graph
+    in_all = sum(one.bytes for one in graph.tensors) + sum(way.workspace_bytes) + way.beside_bytes
+    if in_all > MAX_BYTES:
+        raise PlanError(
+            f"{way.name}: its tensors and workspaces take {in_all} bytes in all, more than any device has: "
+            "the file is damaged; make it again"
+        )
     figures = RunView(
         name=way.name,
         step=step,
+        group=way.group,
         note=way.note,
         budget_bytes=way.budget_bytes,
         predicted=way.predicted,

@@ -246,6 +246,8 @@ class RunView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     step: int
     """Which StepTables it refers to."""
+    group: int = 0
+    """Ways with the same number run the same step, by its parameters; 0: nothing tells them from others."""
     note: str = ""
     budget_bytes: int | None = None
     predicted: Figures | None = None
