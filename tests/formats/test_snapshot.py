@@ -3,9 +3,11 @@
 import json
 import pickle
 import random
+import re
 
 import pytest
 from click.testing import CliRunner
+from torch.cuda import _memory_viz as memory_viz
 
 from lowtide.commands.main import cli
 from lowtide.errors import FormatError
@@ -46,6 +48,18 @@ def test_the_peak_and_who_is_live_there(protocol):
     assert [t.name for t in live] == ["train.py:40 main", "train.py:31 forward", "train.py:31 forward", ""]
     assert (live[1].source.file, live[1].source.line) == ("/home/user/train.py", 31)
     assert {t.device for t in live} == {"cuda:0"}
+
+
+def test_the_viewer_of_pytorch_reads_the_same_files():
+    """Files of these tests are made as PyTorch makes them: its own viewer finds the same in them."""
+    allocator = training_step()
+    step, theirs = read_snapshot(pickled(allocator.snapshot())), allocator.snapshot()
+    summary = memory_viz.segsum(theirs)
+    assert f"total_allocated: {step.timeline.live_bytes[-1] / 1024:.1f}KiB" in summary
+    history = memory_viz.trace(theirs)
+    names = re.findall(r"^(\w) = a\[", history, re.MULTILINE)
+    made = [op for op in step.graph.ops if op.outputs and op.kind != "before the recording"]
+    assert len(names) == sum(len(op.outputs) for op in made) == 4
 
 
 def test_operators_follow_the_history():
