@@ -12,6 +12,7 @@ from lowtide.cost.wire import WireSpeed
 from lowtide.errors import CaptureError
 from lowtide.graph.shards import Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest
+from lowtide.trace.shards.device_step import device_step
 from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.local import local_step
 from lowtide.trace.shards.ways import ShardWays
@@ -45,6 +46,18 @@ class Prefixed(nn.Module):
 
     def forward(self, x):
         return self.layer(torch.cat([self.first, x])).square()[: len(x)]
+
+
+class Frozen(nn.Module):
+    """A bias without gradients, which one device adds, and two images that one device each reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.layer.requires_grad_(requires_grad=False)
+
+    def forward(self, one, other):
+        return self.layer(self.first(torch.cat([one, other])).tanh()).relu()
 
 
 class Spectral(nn.Module):
@@ -97,6 +110,11 @@ def prefixed(_):
     return Prefixed(), [torch.randn(8, 6), torch.randint(0, 4, (8,))], classified
 
 
+def frozen(_):
+    torch.manual_seed(0)
+    return Frozen(), [torch.randn(4, 3, 7, 6), torch.randn(4, 3, 7, 6)], lambda m, x, y: m(x, y).mean()
+
+
 def spectral(_):
     torch.manual_seed(0)
     return Spectral(), [torch.randn(4, 3, 12, 10)], lengths
@@ -117,6 +135,7 @@ CASES = {
     "own": own,
     "prefixed": prefixed,
     "spectral": spectral,
+    "frozen": frozen,
     "overwritten": overwritten,
     "overwritten in part": overwritten,
     "convpool": of_zoo,
@@ -245,6 +264,25 @@ def test_a_parameter_that_one_device_does_not_read(captured):
     assert shards.operators[cat].cut == (0,)
     whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
     compared(case, Shards(shards.mesh, whole, shards.operators))
+
+
+@pytest.mark.parametrize("over", [None, 0])
+def test_what_a_device_sends_and_does_not_read_itself(over, captured):
+    """Others wait for it: a piece of a batch, and of a bias that one device adds to a sum."""
+    case = captured("frozen")
+    graph = case.joint.graph
+    labels = {graph.tensors[t].label: t for t in case.joint.inputs}
+    leaves = {labels["x"]: (0,), labels["y"]: (0,), labels["layer.bias"]: (0,)}
+    forward = [k for k, op in enumerate(graph.ops) if op.phase.value == "forward" and op.kind != "aten.mean"]
+    shares = {k: OperatorShare((0,), (None,)) for k in forward}
+    if over is not None:
+        last = next(k for k in forward if graph.ops[k].label == "layer")
+        shares[last] = OperatorShare((0,), (over,))
+    shards = Shards(Mesh((2,)), leaves, shares)
+    wires = compared(case, shards)
+    planned = [device_step(case.joint, shards, rank).wire_bytes for rank in range(2)]
+    assert planned == [wires[rank, 0].sent_bytes for rank in range(2)]
+    assert min(planned) > 0
 
 
 @pytest.mark.parametrize("kind", ["batch", "channels", "height", "any"])

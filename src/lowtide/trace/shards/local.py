@@ -212,15 +212,20 @@ class _Local:
             total = loss_total(self.target, call, op, self.graph, parts)
         node = emit(self.target, call, op, self.graph, held, box, output, over, total, relation=relation)
         for one in self.unread:
-            empty = self.target.call_function(aten.slice.Tensor, (one, 0, 0, 0))
-            nothing = self.target.call_function(aten.sum.default, (empty,))
-            node = self.target.call_function(aten.add.Tensor, (node, nothing))
+            node = self._with_nothing_of(one, node, self.joint.values[op.outputs[output]].dtype)
         self.unread.clear()
         part = InputPart(node, box)
         for axis, summed in enumerate(share.over):
             if summed is not None:
                 part = self._added_up(op.outputs[output], part, axis, share.cut)
         return part.node
+
+    def _with_nothing_of(self, one: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """A node as it is, behind another one, whose gradient is zeros."""
+        empty = self.target.call_function(aten.slice.Tensor, (one, 0, 0, 0))
+        nothing = self.target.call_function(aten.sum.default, (empty,))
+        cast = self.target.call_function(aten.to.dtype, (nothing, dtype))
+        return self.target.call_function(aten.add.Tensor, (node, cast))
 
     def _added_up(self, t: int, part: InputPart, axis: int, cut: Cut) -> InputPart:
         """The sum of what the devices along an axis have; if the axis cuts it, a part of that for each."""
@@ -270,8 +275,8 @@ class _Local:
         part = self._brought(t, lambda rank, dim: list(need(rank))[dim], share)
         if not self._need(op, k, output, share, relation, self.rank).empty:
             return part
-        if t in self.differentiable:  # others read it, and add gradients up with this device
-            self.unread.append(part.node)
+        if t in self.differentiable or part.node is not self.parts[t].node:
+            self.unread.append(part.node)  # others read it: they wait for pieces, and for gradients to add up
         return None
 
     def _spread(self, t: int, part: InputPart, axis: int, share: OperatorShare) -> InputPart:
