@@ -92,6 +92,19 @@ class Overwritten(nn.Module):
         return y * scale * nn.functional.cosine_similarity(self.layer(x), y).unsqueeze(1)
 
 
+class Replaced(nn.Module):
+    """The first row of a batch, which is all that one device has, is replaced by numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x):
+        y = self.last(self.first(x).tanh())
+        y[0] = 0.5
+        return y
+
+
 def lengths(model, x):
     return model(x).abs().mean()
 
@@ -108,6 +121,11 @@ def own(_):
 def prefixed(_):
     torch.manual_seed(0)
     return Prefixed(), [torch.randn(8, 6), torch.randint(0, 4, (8,))], classified
+
+
+def replaced(_):
+    torch.manual_seed(0)
+    return Replaced(), [torch.randn(3, 3, 7, 6)], lengths
 
 
 def frozen(_):
@@ -136,6 +154,7 @@ CASES = {
     "prefixed": prefixed,
     "spectral": spectral,
     "frozen": frozen,
+    "replaced": replaced,
     "overwritten": overwritten,
     "overwritten in part": overwritten,
     "convpool": of_zoo,
@@ -264,6 +283,16 @@ def test_a_parameter_that_one_device_does_not_read(captured):
     assert shards.operators[cat].cut == (0,)
     whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
     compared(case, Shards(shards.mesh, whole, shards.operators))
+
+
+@pytest.mark.parametrize("kind", ["batch", "height", "any"])
+def test_a_device_whose_part_is_replaced(kind, captured):
+    """Its gradients are zeros, and it takes part in sums all the same."""
+    case = captured("replaced")
+    shards = split(case, 3, kind)
+    wires = compared(case, shards)
+    planned = [device_step(case.joint, shards, rank).wire_bytes for rank in range(3)]
+    assert planned == [wires[rank, 0].sent_bytes for rank in range(3)]
 
 
 @pytest.mark.parametrize("over", [None, 0])

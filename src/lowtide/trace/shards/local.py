@@ -93,8 +93,6 @@ class _Local:
         self.parts: dict[int, InputPart] = {}
         self.inputs: dict[int, int] = {}
         """Inputs of the step, with their places."""
-        self.unread: list[fx.Node] = []
-        """Parts of which this device reads nothing, while others do: it takes part in their gradients."""
 
     def made(self) -> LocalStep:
         """The step of the device."""
@@ -205,15 +203,20 @@ class _Local:
         why = supported(op, self.graph, box, output)
         if why is not None:
             raise CaptureError(f"{op.label}: {op.kind} cannot be split so: {why}")
-        held = [self._held(op, k, output, share, relation) for k in range(len(op.inputs))]
+        brought = [self._held(op, k, output, share, relation) for k in range(len(op.inputs))]
+        held = [None if one is None or one[1].empty else one[0] for one in brought]
         over, total = self._over(relation, share, self.rank), None
         if over is not None and op.kind.startswith("aten.nll_loss") and relation.scaled:
             parts = [None if k == 0 else self._whole(t) for k, t in enumerate(op.inputs)]
             total = loss_total(self.target, call, op, self.graph, parts)
         node = emit(self.target, call, op, self.graph, held, box, output, over, total, relation=relation)
-        for one in self.unread:
-            node = self._with_nothing_of(one, node, self.joint.values[op.outputs[output]].dtype)
-        self.unread.clear()
+        dtype, split = self.joint.values[op.outputs[output]].dtype, any(map(share.shared, self.axes))
+        for t, one in zip(op.inputs, brought, strict=True):
+            if one is None or not (one[1].empty or (split and not one[0].node.users)):
+                continue
+            if t in self.differentiable or one[0].node is not self.parts[t].node:
+                # others read it, and wait for pieces of this device or for gradients to add up
+                node = self._with_nothing_of(one[0].node, node, dtype)
         part = InputPart(node, box)
         for axis, summed in enumerate(share.over):
             if summed is not None:
@@ -266,18 +269,13 @@ class _Local:
 
     def _held(
         self, op: Op, k: int, output: int, share: OperatorShare, relation: Relation
-    ) -> InputPart | None:
-        """What an operator is given of an input, once it is there."""
-        t = op.inputs[k]
+    ) -> tuple[InputPart, Rect] | None:
+        """What there is of an input once it is brought here, and what of it this device reads."""
         if relation.inputs[k] is None:
             return None
         need = cache(partial(self._need, op, k, output, share, relation))
-        part = self._brought(t, lambda rank, dim: list(need(rank))[dim], share)
-        if not self._need(op, k, output, share, relation, self.rank).empty:
-            return part
-        if t in self.differentiable or part.node is not self.parts[t].node:
-            self.unread.append(part.node)  # others read it: they wait for pieces, and for gradients to add up
-        return None
+        part = self._brought(op.inputs[k], lambda rank, dim: list(need(rank))[dim], share)
+        return part, need(self.rank)
 
     def _spread(self, t: int, part: InputPart, axis: int, share: OperatorShare) -> InputPart:
         """What all devices along an axis have; where they use it differently, its gradient is added up."""
