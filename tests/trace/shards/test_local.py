@@ -93,15 +93,19 @@ class Overwritten(nn.Module):
 
 
 class Replaced(nn.Module):
-    """The first row of a batch, which is all that one device has, is replaced by numbers."""
+    """The first row of a batch, or rows of images, which are all that one device has, are replaced by numbers."""
 
-    def __init__(self):
+    def __init__(self, rows):
         super().__init__()
+        self.rows, self.number = rows, nn.Parameter(torch.tensor(0.5))
         self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
 
     def forward(self, x):
         y = self.last(self.first(x).tanh())
-        y[0] = 0.5
+        if self.rows:
+            y[:, :, 1:5] = y[:, :, :4].detach() + self.number
+        else:
+            y[0] = self.number
         return y
 
 
@@ -123,9 +127,9 @@ def prefixed(_):
     return Prefixed(), [torch.randn(8, 6), torch.randint(0, 4, (8,))], classified
 
 
-def replaced(_):
+def replaced(name):
     torch.manual_seed(0)
-    return Replaced(), [torch.randn(3, 3, 7, 6)], lengths
+    return Replaced(name == "replaced rows"), [torch.randn(3, 3, 7, 6)], lengths
 
 
 def frozen(_):
@@ -155,6 +159,7 @@ CASES = {
     "spectral": spectral,
     "frozen": frozen,
     "replaced": replaced,
+    "replaced rows": replaced,
     "overwritten": overwritten,
     "overwritten in part": overwritten,
     "convpool": of_zoo,
@@ -286,9 +291,10 @@ def test_a_parameter_that_one_device_does_not_read(captured):
 
 
 @pytest.mark.parametrize("kind", ["batch", "height", "any"])
-def test_a_device_whose_part_is_replaced(kind, captured):
+@pytest.mark.parametrize("name", ["replaced", "replaced rows"])
+def test_a_device_whose_part_is_replaced(name, kind, captured):
     """Its gradients are zeros, and it takes part in sums all the same."""
-    case = captured("replaced")
+    case = captured(name)
     shards = split(case, 3, kind)
     wires = compared(case, shards)
     planned = [device_step(case.joint, shards, rank).wire_bytes for rank in range(3)]

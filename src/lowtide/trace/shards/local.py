@@ -40,6 +40,7 @@ from lowtide.trace.operators import (
     supported,
 )
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
+from lowtide.trace.shards.unread import behind, made_from
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
@@ -209,26 +210,21 @@ class _Local:
         if over is not None and op.kind.startswith("aten.nll_loss") and relation.scaled:
             parts = [None if k == 0 else self._whole(t) for k, t in enumerate(op.inputs)]
             total = loss_total(self.target, call, op, self.graph, parts)
+        before = len(self.target.nodes)
         node = emit(self.target, call, op, self.graph, held, box, output, over, total, relation=relation)
         dtype, split = self.joint.values[op.outputs[output]].dtype, any(map(share.shared, self.axes))
-        for t, one in zip(op.inputs, brought, strict=True):
-            if one is None or not (one[1].empty or (split and not one[0].node.users)):
+        used = made_from(self.target, node, before)
+        for t, given in zip(op.inputs, brought, strict=True):
+            if given is None or not (given[1].empty or (split and given[0].node not in used)):
                 continue
-            if t in self.differentiable or one[0].node is not self.parts[t].node:
+            if t in self.differentiable or given[0].node is not self.parts[t].node:
                 # others read it, and wait for pieces of this device or for gradients to add up
-                node = self._with_nothing_of(one[0].node, node, dtype)
+                node = behind(self.target, given[0], node, dtype)
         part = InputPart(node, box)
         for axis, summed in enumerate(share.over):
             if summed is not None:
                 part = self._added_up(op.outputs[output], part, axis, share.cut)
         return part.node
-
-    def _with_nothing_of(self, one: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """A node as it is, behind another one, whose gradient is zeros."""
-        empty = self.target.call_function(aten.slice.Tensor, (one, 0, 0, 0))
-        nothing = self.target.call_function(aten.sum.default, (empty,))
-        cast = self.target.call_function(aten.to.dtype, (nothing, dtype))
-        return self.target.call_function(aten.add.Tensor, (node, cast))
 
     def _added_up(self, t: int, part: InputPart, axis: int, cut: Cut) -> InputPart:
         """The sum of what the devices along an axis have; if the axis cuts it, a part of that for each."""
