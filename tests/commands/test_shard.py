@@ -36,6 +36,7 @@ def test_says_how_a_step_is_split():
         (["convpool", "--devices", "2", "--device", "1"], "give --draw FILE too"),
         (["convpool", "--devices", "100"], "more than 64 devices are simulated"),
         (["convpool", "--devices", "2", "--link", "fast"], "write bytes a second and a delay"),
+        (["convpool", "--mesh", "2x2", *(["--link", "1GB/s,5us"] * 3)], "3 links are given for 2 axes"),
         (["convpool", "--mesh", "2by2"], "write devices along each axis, as 2x4"),
         (["convpool", "--mesh", "2x2", "--devices", "4"], "--devices 4, or --mesh 2x2"),
         (["convpool"], "--devices 4, or --mesh 2x2"),
@@ -63,6 +64,21 @@ def test_many_devices_are_simulated():
     assert view["mesh"] == [8, 8, 8, 2]
     assert 0 < view["predicted_compute_seconds"] < view["predicted_seconds"]
     assert view["predicted_wire_bytes"] == 1024 * view["predicted_wire_bytes_per_device"]
+
+
+def test_links_of_each_axis_of_a_mesh():
+    """Slow ones between hosts and fast ones inside: less moves along the slow axis. No bound holds for both."""
+    words = ["--mesh", "2x2", "--json", "--time-limit", "2", "--simulate"]
+    slow, fast = ["--link", "1MB/s,1000us"], ["--link", "100GB/s,0us"]
+    found = {}
+    for name, links in (("slow", slow), ("fast", fast), ("each", slow + fast), ("turned", fast + slow)):
+        done = shard("convpool", *words, *links)
+        assert done.exit_code == 0
+        found[name] = json.loads(done.output)["predicted_seconds"]
+    assert found["fast"] < found["each"] < found["slow"] * (1 + 1e-9)
+    assert found["fast"] < found["turned"] < found["slow"] * (1 + 1e-9)
+    done = shard("convpool", "--mesh", "2x2", "--link", "100GB/s,0us", "--time-limit", "2")
+    assert "no bound is known for all" in done.output
 
 
 def test_draws_a_device(tmp_path):
@@ -123,13 +139,15 @@ def test_a_process_that_hangs_is_named(tmp_path, monkeypatch):
 
 def test_a_mesh_of_several_axes_gives_the_gradients_of_one(tmp_path):
     out = tmp_path / "last.dot"
-    words = ["--mesh", "2x2", "--link", "100GB/s,0us", "--device", "3", "--draw", str(out)]
+    links = ["--link", "100GB/s,0us", "--link", "200GB/s,0us"]
+    words = ["--mesh", "2x2", *links, "--device", "3", "--draw", str(out)]
     words += ["--run", "--check", "--double", "--time-limit", "1", "--json"]
     done = shard("convpool", *words)
     assert done.exit_code == 0
     view = json.loads(done.output)
     assert (view["devices"], view["mesh"], len(view["bytes_per_rank"])) == (4, [2, 2], 4)
-    assert len(view["links"]) == 2
+    assert [one["bytes_per_second"] for one in view["links"]] == [100e9, 200e9]
+    assert (view["bound_seconds"], view["gap"]) == (None, None)
     assert any(None not in one["cut"] for one in view["results"])
     assert view["max_rel_grad_diff"] < 1e-10
     assert view["wire_bytes"] == view["planned_wire_bytes"] > 0

@@ -65,9 +65,11 @@ _SIMULATED = 1024
 @click.option("--simulate", is_flag=True, help="Predict a step on up to 1,024 devices, axis by axis.")
 @click.option(
     "--link",
+    "links",
     type=LINK,
+    multiple=True,
     metavar="B/s,us",
-    help="How fast devices are connected [--run: as measured; else 1GB/s,50us].",
+    help="How fast devices are connected; once an axis, or once [--run: as measured; else 1GB/s,50us].",
 )
 @click.option("--draw", metavar="FILE", help="Write a picture: .svg, .dot or .json.")
 @click.option("--device", type=click.IntRange(0), metavar="K", help="Draw this device alone [all of them].")
@@ -101,7 +103,7 @@ def shard(
     budget: str,
     compares: bool,
     simulate: bool,
-    link: tuple[float, float] | None,
+    links: tuple[tuple[float, float], ...],
     draw: str | None,
     device: int | None,
     kernels: str,
@@ -131,23 +133,23 @@ def shard(
     check_drawing(draw, device, devices)
     check_outputs(draw, output, inputs=[read_for(target)])
     with needs_torch("capturing a PyTorch step"):
+        said = _along_axes(links, sizes, simulate=simulate and mesh is None)
+        wires = [WireSpeed(*one) for one in said] if links else [WireSpeed()] * len(said)
         built = built_step(target, seed, double)
         joint, graph = captured_step(built)
-        wire = WireSpeed(*link) if link is not None else WireSpeed()
     if simulate:
         from lowtide.execute.planning.step_costs import described
 
-        view = simulated_view(joint, sizes, cut, described("cpu"), wire, time_limit)
+        view = simulated_view(joint, sizes, cut, described("cpu"), wires, time_limit)
         if as_json:
             print_json(view)
         else:
             say(simulated_text(view))
         return
-    links = [wire] * len(sizes)
-    if runs and link is None and cut == "any" and devices > 1:
-        links = list(measured_links(sizes, timeout))
-    chooser = _chooser(joint, devices, budget, time_limit, links[0], forced=cut != "any")
-    choice = _choice(chooser, sizes, links, cut, compares)
+    if runs and not links and cut == "any" and devices > 1:
+        wires = list(measured_links(sizes, timeout))
+    chooser = _chooser(joint, devices, budget, time_limit, wires[0], forced=cut != "any")
+    choice = _choice(chooser, sizes, wires, cut, compares)
     shards = choice.best.shards
     view = split_view(joint, choice)
     if draw is not None:
@@ -156,7 +158,17 @@ def shard(
     if runs:
         with tempfile.TemporaryDirectory() as folder:
             task = ShardTask(
-                target, seed, shards, graph, folder, budget, kernels, time_limit, double, timeout, link
+                target,
+                seed,
+                shards,
+                graph,
+                folder,
+                budget,
+                kernels,
+                time_limit,
+                double,
+                timeout,
+                said if links else (),
             )
             shares = _ran(task, built)
         view |= _measured_view(shares)
@@ -204,6 +216,22 @@ def _sizes(devices: int | None, mesh: tuple[int, ...] | None, most: int) -> tupl
     if prod(sizes) > most:
         raise click.UsageError(f"a mesh has {most} devices at most; this one has {prod(sizes)}")
     return sizes
+
+
+def _along_axes(
+    links: Sequence[tuple[float, float]], sizes: Sequence[int], *, simulate: bool
+) -> tuple[tuple[float, float], ...]:
+    """What is said of the links along each axis; of a number of devices that is simulated, axes are made."""
+    from lowtide.execute.shards.axes import axes_of
+
+    count = len(axes_of(sizes[0]) if simulate else sizes)
+    if len(links) not in (0, 1, count):
+        raise click.UsageError(
+            f"{len(links)} links are given for {count} axes of the mesh; give --link once for each, in "
+            "their order, or once for all"
+        )
+    some = links or ((0.0, 0.0),)
+    return tuple(some) if len(some) == count else tuple(some) * count
 
 
 def _chooser(

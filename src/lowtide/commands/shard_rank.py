@@ -30,8 +30,8 @@ def main() -> None:
     from lowtide.execute.shards.ranks import one_of_several
 
     with one_of_several(int(port), int(rank), int(devices), task.seconds) as store:
-        link = None if task.link is None else WireSpeed(*task.link)
-        here = connected(task.shards.mesh.sizes, store, link)
+        links = [WireSpeed(*one) for one in task.links]
+        here = connected(task.shards.mesh.sizes, store, links)
         built, joint = here.meeting.settled("capture the step", lambda: _captured(task))
         options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
         found = measure_share(

@@ -58,7 +58,12 @@ LINK, MESH = _Link(), _Mesh()
 
 
 def simulated_view(
-    joint: Joint, sizes: Sequence[int], cut: str, device: Device, link: WireSpeed, time_limit: float
+    joint: Joint,
+    sizes: Sequence[int],
+    cut: str,
+    device: Device,
+    links: Sequence[WireSpeed],
+    time_limit: float,
 ) -> dict[str, Any]:
     """The split over a mesh, or over as many devices, and what one of them is predicted to take."""
     from lowtide.cost.estimate import estimate
@@ -70,7 +75,7 @@ def simulated_view(
     seconds = {k: one.seconds.value for k, one in costs if one.seconds}
     mesh = Mesh(axes_of(sizes[0]) if len(sizes) == 1 else tuple(sizes))
     devices = mesh.devices
-    found = split_axes(joint, mesh, seconds, [link] * len(mesh.sizes), CUT_KINDS[cut], time_limit)
+    found = split_axes(joint, mesh, seconds, links, CUT_KINDS[cut], time_limit)
     forward = sum(op.phase.value == "forward" for op in joint.graph.ops)
     return {
         "devices": devices,
@@ -99,6 +104,6 @@ def simulated_text(view: dict[str, Any]) -> str:
             f"{view['devices']} devices, mesh {mesh}: {split}",
             f"estimated  {whole} a step: {both[0]} computing, {both[1]} moving",
             f"a device   moves {moved}, and holds {format_bytes(view['predicted_held_bytes_per_device'])}",
-            f"planned in {format_seconds(view['planning_seconds'])}",
+            f"planned in {format_seconds(view['planning_seconds'])}, axis by axis; no bound is known for all",
         ]
     )

@@ -35,8 +35,8 @@ class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_limit: float
     double: bool
     seconds: float
-    link: tuple[float, float] | None = None
-    """Bytes a second and a delay; else processes measure how fast they are connected."""
+    links: tuple[tuple[float, float], ...] = ()
+    """Bytes a second and a delay along each axis; else processes measure how fast they are connected."""
 
 
 def built_step(target: str, seed: int, double: bool, device: str = "cpu") -> Built:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["split_text", "split_view"]
 
+_NO_BOUND = ("no bound was found in time", "planned axis by axis; no bound is known for all")
+
 
 def split_view(joint: Joint, choice: ShardChoice) -> dict[str, Any]:
     """What is cut where, what it is predicted to take, and what others would."""
@@ -23,8 +25,8 @@ def split_view(joint: Joint, choice: ShardChoice) -> dict[str, Any]:
         "operators": len(forward),
         "split_operators": len(shards.operators),
         "predicted_seconds": best.seconds,
-        "bound_seconds": choice.bound,
-        "gap": choice.gap,
+        "bound_seconds": choice.bound or None,
+        "gap": choice.gap if choice.bound else None,
         "predicted_peak_bytes": best.peak_bytes,
         "predicted_plain_peak_bytes": best.plain_bytes,
         "predicted_wire_bytes": best.wire_bytes,
@@ -85,7 +87,9 @@ def split_text(view: dict[str, Any]) -> str:
     for name, dim in view["parameters"].items():
         lines.append(f"  {name:<32.32} {'input or parameter':<36} {', '.join(_told('dimension', dim))}")
     bound = view["bound_seconds"]
-    none = f"none takes less than {format_seconds(bound)} by these costs" if bound else ""
+    none = (
+        f"none takes less than {format_seconds(bound)} by these costs" if bound else _NO_BOUND["mesh" in view]
+    )
     lines.append(_line("estimated", view, none))
     compared = view.get("compared", ())
     lines += [_line(one["split"], one, "" if one["fits"] else "does not fit") for one in compared]

@@ -10,7 +10,9 @@ from lowtide.cost.wire import WireSpeed
 from lowtide.execute.shards.axes import axes_of, split_axes
 from lowtide.graph import Role
 from lowtide.graph.shards import Mesh
+from lowtide.plan.make.cheapest import cheapest, cost_of
 from lowtide.trace.shards.kinds import CUT_KINDS
+from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.test_local import GPT2, RESNET, UNET, Captured, compared
 
@@ -49,6 +51,20 @@ def test_what_is_cut_already_stays_so():
     again = split_axes(case.joint, Mesh((2, 2)), seconds, links, CUT_KINDS["any"], 10.0, held)
     assert {t: again.shards.leaves[t] for t in held} == held
     compared(case, again.shards)
+
+
+def test_the_cost_of_a_split_is_known_without_that_of_others():
+    """The same as among all choices, of which it is one."""
+    case = Captured("own")
+    seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
+    first, second = (ShardWays(case.joint, 3, seconds, WireSpeed(1e6, 1e-3)) for _ in range(2))
+    found = cheapest(first.alone, first.pairs, 5.0)
+    second.settle(first.shards(found.choices))
+    assert {len(some) for some in (*second.cuts, *second.shares)} == {1}
+    only = [0] * len(second.alone)
+    assert cost_of(only, second.alone, second.pairs) == pytest.approx(found.cost, rel=1e-12)
+    held = [cost_of(choices, ways.held, {}) for choices, ways in ((found.choices, first), (only, second))]
+    assert held[0] == held[1] > 0
 
 
 @pytest.mark.extended

@@ -58,6 +58,16 @@ def test_a_budget_is_kept_and_others_are_compared(case):
     assert found.others[1].plain_bytes < found.others[0].plain_bytes  # parameters are cut
 
 
+def test_one_dimension_alone_may_be_features_or_heads():
+    """Of a sequence: a long product of few rows is split by its features best, with sums over them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    joint = capture(lambda net, x: net(x).square().mean(), model, torch.randn(1, 3, 256)).joint
+    found = chosen(joint, 4, compare=True)
+    assert found.others[2].name == "heads alone"
+    assert found.others[2].seconds < found.others[0].seconds
+
+
 def test_a_budget_that_nothing_fits_is_refused_with_one_that_works(case):
     with pytest.raises(PlanError, match="the smallest budget of a device that is known to work is") as caught:
         chosen(case.joint, 2, 100_000)

@@ -113,6 +113,25 @@ def test_upsampling(rng, target, size, larger, more):
     check(rng, target, randn(2, 3, *size), list(larger), *more)
 
 
+@pytest.mark.parametrize(
+    ("target", "size", "made", "more"),
+    [
+        (aten.upsample_nearest2d.default, (15, 9), (11, 20), ()),
+        (aten.upsample_nearest2d.default, (15, 9), (4, 9), ()),
+        (aten.upsample_nearest2d.default, (7, 9), (11, 15), (1.7, 1.7)),
+        (aten._upsample_nearest_exact2d.default, (16, 9), (3, 5), ()),
+        (aten.upsample_bilinear2d.default, (16, 9), (3, 5), (False,)),
+        (aten.upsample_bicubic2d.default, (23, 9), (3, 14), (False,)),
+    ],
+)
+def test_the_last_rows_of_an_image_that_nothing_is_made_of(target, size, made, more):
+    """They are not there, and what is made is made of the others as of the whole image."""
+    one = single(target, randn(4, 2, *size), list(made), *more)
+    for wanted in (Rect((0, 0, 0, 0), (4, 1, *made)), Rect((1, 0, 0, 0), (3, 2, *made))):
+        assert supported(one.op, one.graph, wanted) is None
+        close(tile(one, wanted), one.outputs[0][wanted.slices()])
+
+
 @pytest.mark.parametrize("more", [((7, 9), False), ((10, 12), True)])
 def test_upsampling_by_fractions_is_for_whole_images(rng, more):
     one = single(aten.upsample_bilinear2d.default, randn(4, 2, 5, 6), list(more[0]), more[1])

@@ -91,22 +91,12 @@ def split_axes(
         before = _joined(others) if others else None
         for speed in (link, _BYTES):
             ways = ShardWays(joint, mesh.sizes[axis], {}, speed, kind, before)
-            ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
-            choices = _choices(ways, chosen[axis])
-            taken = cost_of(choices, ways.alone, ways.pairs)
+            ways.settle(chosen[axis])
+            taken = cost_of([0] * len(ways.alone), ways.alone, ways.pairs)
             wire, moved = (wire + taken, moved) if speed is link else (wire, moved + taken)
-        kept = cost_of(choices, ways.held, {})
+        kept = cost_of([0] * len(ways.held), ways.held, {})
     compute = sum(3 * one for one in _left(joint, seconds, chosen).values())
     return AxesSplit(done, compute, wire, moved, kept, planned)
-
-
-def _choices(ways: ShardWays, shards: Shards) -> list[int]:
-    """Which choices a split stands for."""
-    whole = OperatorShare((None,), (None,))
-    found = [cuts.index(shards.leaves[t][0]) for t, cuts in zip(ways.inputs, ways.cuts, strict=True)]
-    for (number, _), shares in zip(ways.operators, ways.shares, strict=True):
-        found.append(shares.index(shards.operators.get(number, whole)))
-    return found
 
 
 def _joined(some: Sequence[Shards]) -> Shards:

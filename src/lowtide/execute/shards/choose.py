@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from lowtide.cost.estimate import estimate
 from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import split_axes
+from lowtide.execute.shards.meeting import Meeting
 from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, choose, fitting
 from lowtide.graph.shards import Cut, Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
@@ -17,7 +20,7 @@ from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["choose_on_mesh", "choose_shards"]
+__all__ = ["choose_on_mesh", "choose_shards", "smallest_budget"]
 
 _TRYING = 1.0
 """Seconds of a search from which on splits are looked at as devices would run them, which takes as long."""
@@ -75,6 +78,13 @@ def choose_shards(
         with contextlib.suppress(PlanError):
             return choose(chooser).best.shards, found
     return chosen(WireSpeed(1 / _DEAR, 0.0), _DEAR)[:2]  # what arrives takes memory too
+
+
+def smallest_budget(own: int | None, meeting: Meeting) -> int | None:
+    """That of all processes, for which splits are chosen; None where none is known in bytes."""
+    told = meeting.everybody("compare budgets", msgspec.json.encode(own))
+    known = [msgspec.json.decode(one, type=int | None) for one in told]
+    return min((one for one in known if one is not None), default=None)
 
 
 def choose_on_mesh(chooser: Chooser, mesh: Mesh, links: Sequence[WireSpeed], kind: str) -> ShardChoice:

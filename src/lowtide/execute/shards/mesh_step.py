@@ -26,7 +26,7 @@ from lowtide.execute.shards.arguments import (
     random_digest,
     tensors_in,
 )
-from lowtide.execute.shards.choose import choose_shards
+from lowtide.execute.shards.choose import choose_shards, smallest_budget
 from lowtide.execute.shards.meshes import Connected, connected
 from lowtide.execute.shards.split import (
     LocalPlan,
@@ -348,10 +348,12 @@ class MeshStep:
                 name = joint.graph.tensors[t].label
                 held[t] = self._cuts.get(name, replicated(here.mesh))  # no step before has read it
 
+        budget = smallest_budget(self._budget_bytes, meeting)
+
         def chosen() -> bytes:
             if here.rank:
                 return b""
-            limit, budget = self._time_limit, self._budget_bytes
+            limit = self._time_limit
             found = choose_shards(joint, here.mesh, limit, held=held, budget_bytes=budget, links=here.speeds)
             return msgspec.json.encode(found[0])
 

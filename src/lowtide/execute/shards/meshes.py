@@ -56,13 +56,13 @@ class Connected:
         return {name: self.mesh.line(self.rank, axis) for axis, name in enumerate(self.names)}
 
 
-def connected(mesh: Any, store: Any = None, link: WireSpeed | None = None) -> Connected:
+def connected(mesh: Any, store: Any = None, links: Sequence[WireSpeed] = ()) -> Connected:
     """This process in a mesh: a number of devices, numbers along each axis, or torch's DeviceMesh.
 
     Where nobody has called ``init_process_group`` and torchrun has started this process, it is called here.
     Processes meet in the ``store``, or in that of torch.distributed. A mesh that one of them cannot have, or
     that is not the same for all, is refused by all. How fast they are connected is measured then, by a few
-    messages and sums, unless a ``link`` says it.
+    messages and sums, unless ``links`` say it for each axis.
     """
     distributed: Any = torch.distributed
     if not distributed.is_available():
@@ -82,7 +82,7 @@ def connected(mesh: Any, store: Any = None, link: WireSpeed | None = None) -> Co
             mesh = distributed.init_device_mesh(_device_type(), sizes)
         groups = [mesh.get_group(axis) for axis in range(len(sizes))]
     wires = tuple(ProcessWire(one, watch) for one in groups)
-    speeds = _speeds(wires, meeting) if link is None else (link,) * len(wires)
+    speeds = tuple(links) or _speeds(wires, meeting)
     return Connected(Mesh(sizes), rank, wires, meeting, watch, speeds, _crowding(meeting))
 
 

@@ -15,6 +15,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.estimate import estimate
 from lowtide.cost.wire import WireSpeed
 from lowtide.errors import InfeasibleError, PlanError
+from lowtide.graph import Graph, Role
 from lowtide.graph.shards import Mesh, Shards
 from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
 from lowtide.plan.make.make_plan import make_plan, plain_peak
@@ -30,7 +31,10 @@ __all__ = ["FREE", "Chooser", "ShardChoice", "SplitTried", "choose", "fitting"]
 
 _LIMITS = (0.9, 0.6, 0.4)
 """Shares of the budget to which what a device holds is limited: less of it needs less recomputation."""
-_SINGLE = ("batch", "channels", "height", "width", "features")
+_IMAGES = ("batch", "channels", "height", "width")
+_SEQUENCES = ("batch", "tokens", "features", "heads")
+_SIDE = 4
+"""So many dimensions a batch of images has at least."""
 FREE = WireSpeed(1e18, 0.0)
 """Where somebody says what to cut, all of that is cut, whatever moving it takes."""
 _MEGA = 1e-6
@@ -163,12 +167,16 @@ def choose(chooser: Chooser, kind: str = "any", *, compare: bool = False) -> Sha
     others: list[SplitTried] = []
     if compare:
         others = [_best(list(chooser.tried(name))) for name in ("data parallel", "fully sharded")]
-        tensors = chooser.joint.graph.tensors
-        rank = max(len(tensors[t].shape or ()) for t in chooser.joint.inputs if t is not None)
-        single = _best([one for name in _SINGLE[: max(2, rank)] for one in chooser.tried(name)])
+        single = _best([one for name in _kinds(chooser.joint.graph) for one in chooser.tried(name)])
         others.append(replace(single, name=f"{single.name} alone"))
     chosen = fitting([*own, *(others if kind == "any" else ())])
     return ShardChoice(chosen, max((one.bound for one in own), default=0.0), tuple(others))
+
+
+def _kinds(graph: Graph) -> tuple[str, ...]:
+    """The dimensions that can be cut alone: those of images where the batch has any, else of sequences."""
+    given = [len(one.shape or ()) for one in graph.tensors if one.role is Role.INPUT]
+    return _IMAGES if max(given, default=0) >= _SIDE else _SEQUENCES
 
 
 def _scaled(sizes: list[list[float]]) -> list[list[float]]:

@@ -23,18 +23,18 @@ def replicated(mesh: Mesh) -> Cut:
 
 def box_of(shape: Sequence[int], cut: Cut, mesh: Mesh, rank: int) -> Rect:
     """What a device holds of a tensor. Parts differ by one element at most."""
-    box = Rect.of_shape(shape)
+    lo, hi = [0] * len(shape), list(shape)
     for dim, size, along in zip(cut, mesh.sizes, mesh.place(rank), strict=True):
         if dim is None:
             continue
-        parts = box.split(dim, size)
-        if len(parts) < size:
+        first, length = lo[dim], hi[dim] - lo[dim]
+        if length < size:
             raise PlanError(
-                f"dimension {dim} of a tensor of shape {tuple(shape)} has {box.shape[dim]} elements left, "
+                f"dimension {dim} of a tensor of shape {tuple(shape)} has {length} elements left, "
                 f"too few for {size} devices"
             )
-        box = parts[along]
-    return box
+        lo[dim], hi[dim] = first + length * along // size, first + length * (along + 1) // size
+    return Rect(tuple(lo), tuple(hi))
 
 
 class OperatorShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,8 @@ def upsample(site: Site) -> fx.Node:
         factor = site.shape[d] // x.shape[d]
         made[d] = (0, site.shape[d]) if d in whole else (need.lo[d] * factor, need.hi[d] * factor)
     box = Rect(tuple(lo for lo, _ in made), tuple(hi for _, hi in made))
-    node = site.again(self=site.cut(x, need), output_size=list(box.shape[2:]))
+    given = replaced(need, {d: (0, x.shape[d]) for d in whole})  # what nothing reads may not be there
+    node = site.again(self=site.filled(x, given), output_size=list(box.shape[2:]))
     return site.crop(node, box, site.wanted)
 
 

@@ -40,6 +40,7 @@ from lowtide.trace.operators import (
     supported,
 )
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
+from lowtide.trace.shards.unread import behind, made_from
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
@@ -93,8 +94,6 @@ class _Local:
         self.parts: dict[int, InputPart] = {}
         self.inputs: dict[int, int] = {}
         """Inputs of the step, with their places."""
-        self.unread: list[fx.Node] = []
-        """Parts of which this device reads nothing, while others do: it takes part in their gradients."""
 
     def made(self) -> LocalStep:
         """The step of the device."""
@@ -205,17 +204,22 @@ class _Local:
         why = supported(op, self.graph, box, output)
         if why is not None:
             raise CaptureError(f"{op.label}: {op.kind} cannot be split so: {why}")
-        held = [self._held(op, k, output, share, relation) for k in range(len(op.inputs))]
+        brought = [self._held(op, k, output, share, relation) for k in range(len(op.inputs))]
+        held = [None if one is None or one[1].empty else one[0] for one in brought]
         over, total = self._over(relation, share, self.rank), None
         if over is not None and op.kind.startswith("aten.nll_loss") and relation.scaled:
             parts = [None if k == 0 else self._whole(t) for k, t in enumerate(op.inputs)]
             total = loss_total(self.target, call, op, self.graph, parts)
+        before = len(self.target.nodes)
         node = emit(self.target, call, op, self.graph, held, box, output, over, total, relation=relation)
-        for one in self.unread:
-            empty = self.target.call_function(aten.slice.Tensor, (one, 0, 0, 0))
-            nothing = self.target.call_function(aten.sum.default, (empty,))
-            node = self.target.call_function(aten.add.Tensor, (node, nothing))
-        self.unread.clear()
+        dtype, split = self.joint.values[op.outputs[output]].dtype, any(map(share.shared, self.axes))
+        used = made_from(self.target, node, before)
+        for t, given in zip(op.inputs, brought, strict=True):
+            if given is None or not (given[1].empty or (split and given[0].node not in used)):
+                continue
+            if t in self.differentiable or given[0].node is not self.parts[t].node:
+                # others read it, and wait for pieces of this device or for gradients to add up
+                node = behind(self.target, given[0], node, dtype)
         part = InputPart(node, box)
         for axis, summed in enumerate(share.over):
             if summed is not None:
@@ -261,18 +265,13 @@ class _Local:
 
     def _held(
         self, op: Op, k: int, output: int, share: OperatorShare, relation: Relation
-    ) -> InputPart | None:
-        """What an operator is given of an input, once it is there."""
-        t = op.inputs[k]
+    ) -> tuple[InputPart, Rect] | None:
+        """What there is of an input once it is brought here, and what of it this device reads."""
         if relation.inputs[k] is None:
             return None
         need = cache(partial(self._need, op, k, output, share, relation))
-        part = self._brought(t, lambda rank, dim: list(need(rank))[dim], share)
-        if not self._need(op, k, output, share, relation, self.rank).empty:
-            return part
-        if t in self.differentiable:  # others read it, and add gradients up with this device
-            self.unread.append(part.node)
-        return None
+        part = self._brought(op.inputs[k], lambda rank, dim: list(need(rank))[dim], share)
+        return part, need(self.rank)
 
     def _spread(self, t: int, part: InputPart, axis: int, share: OperatorShare) -> InputPart:
         """What all devices along an axis have; where they use it differently, its gradient is added up."""

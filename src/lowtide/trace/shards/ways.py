@@ -45,22 +45,35 @@ class ShardWays:
         """
         self.joint, self.graph, self.mesh = joint, joint.graph, Mesh((devices,))
         self._before = before
+        self._known_before: dict[int, list[tuple[int, int]]] = {}
         self._seconds, self._link, self._kind = seconds, link, kind
         self._differentiable = differentiable_tensors(joint)
         ops = enumerate(joint.graph.ops)
         self.operators = [(k, op) for k, op in ops if op.phase is Phase.FORWARD]
         self.inputs = [t for t in joint.inputs if t is not None]
-        self.cuts: list[list[int | None]] = [self._cuts(t) for t in self.inputs]
-        """Of each input."""
-        self.shares: list[list[OperatorShare]] = [self._shares(op) for _, op in self.operators]
-        """Of each operator."""
         self._maker = {t: k for k, (_, op) in enumerate(self.operators) for t in op.outputs}
+
+    @cached_property
+    def cuts(self) -> list[list[int | None]]:
+        """The choices for each input."""
+        return [self._cuts(t) for t in self.inputs]
+
+    @cached_property
+    def shares(self) -> list[list[OperatorShare]]:
+        """The choices for each operator."""
+        return [self._shares(op) for _, op in self.operators]
 
     def hold(self, cuts: Mapping[int, int | None]) -> None:
         """Leave one choice for inputs that are cut already."""
         for place, t in enumerate(self.inputs):
             if t in cuts:
                 self.cuts[place] = [cuts[t]]
+
+    def settle(self, shards: Shards) -> None:
+        """Leave one choice for everything: that of a split along this axis, whose cost is asked for."""
+        whole = OperatorShare((None,), (None,))
+        self.cuts = [[shards.leaves[t][0]] for t in self.inputs]
+        self.shares = [[shards.operators.get(number, whole)] for number, _ in self.operators]
 
     def shards(self, choices: tuple[int, ...] | list[int]) -> Shards:
         """What choices mean."""
@@ -143,12 +156,15 @@ class ShardWays:
 
     def _cut_before(self, t: int) -> list[tuple[int, int]]:
         """How often other axes cut a tensor, and in which dimension."""
-        if self._before is None:
-            return []
+        if t not in self._known_before:
+            self._known_before[t] = [] if self._before is None else self._found_before(self._before, t)
+        return self._known_before[t]
+
+    def _found_before(self, before: Shards, t: int) -> list[tuple[int, int]]:
         made = self._number.get(t)
-        cut = self._before.leaves.get(t, ()) if made is None else self._before.share(made).cut
+        cut = before.leaves.get(t, ()) if made is None else before.share(made).cut
         rank = len(self._shape(t))
-        pairs = zip(self._before.mesh.sizes, cut, strict=False)
+        pairs = zip(before.mesh.sizes, cut, strict=False)
         return [(size, dim) for size, dim in pairs if dim is not None and dim < rank]
 
     @cached_property
