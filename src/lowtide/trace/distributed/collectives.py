@@ -33,8 +33,9 @@ _STARTS = ("_c10d_functional", "_c10d_functional_autograd")
 _TALKING = frozenset({*_STARTS, "c10d", "_dtensor", "symm_mem"})
 """Where torch keeps operators that talk to other processes."""
 _WAIT = "wait_tensor"
-_LOOKS, _PAUSE = 200, 1e-4
-"""So often a tensor is looked at that a thread of torch's still holds, and seconds between two looks."""
+_LOOKS, _PAUSE = 2_000, 1e-4
+"""So often a tensor is looked at that a thread of torch's still holds, and seconds between two looks. On a
+machine with more threads than processors that thread may have to wait for its turn."""
 
 
 def _joined(start: Any, wait: Any) -> Callable[..., torch.Tensor]:
