@@ -40,15 +40,14 @@ from lowtide.trace.operators import (
     supported,
 )
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
-from lowtide.trace.shards.unread import behind, made_from
+from lowtide.trace.shards.constants import constant
+from lowtide.trace.shards.unread import behind, made_from, taking_part
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["MOVED", "NUMBER", "OPERATOR", "LocalStep", "local_step"]
 
 aten = torch.ops.aten
-_CONSTANT = 64
-"""So many numbers a constant has at most."""
 Wanted = Callable[[int, int], tuple[int, int]]
 """The range that a device wants of a dimension."""
 OPERATOR = "lowtide operator"
@@ -109,7 +108,7 @@ class _Local:
             self.inputs[t] = place
         for t, value in self.joint.constants.items():
             box = Rect.of_shape(value.shape)
-            self.cuts[t], self.parts[t] = replicated(self.mesh), InputPart(self._constant(value), box)
+            self.cuts[t], self.parts[t] = replicated(self.mesh), InputPart(constant(self.target, value), box)
         shared, alike = self._uses()
         self.added_later = {t: shared[t] - alike[t] for t in self.inputs}
         for number, op, call in self.forward:
@@ -119,25 +118,23 @@ class _Local:
                 for node in itertools.islice(reversed(self.target.nodes), len(self.target.nodes) - before):
                     node.meta[OPERATOR], node.meta[NUMBER] = op.label, number
         results = [None if t is None else self._whole(t).node for t in self.joint.outputs]
+        self._take_part(results)
         self.target.output(tuple(results))
         wanted = [t for t in self.inputs if t in self.differentiable and self.added_later[t]]
         summed = {self.inputs[t]: tuple(sorted(self.added_later[t])) for t in wanted}
         return LocalStep(fx.GraphModule(torch.nn.Module(), self.target), tuple(boxes), summed)
 
-    def _constant(self, value: torch.Tensor) -> fx.Node:
-        """Numbers written in the user's code, on every device."""
-        if value.numel() > _CONSTANT:
-            raise CaptureError(
-                f"a tensor of {value.numel()} numbers that the function makes of a list cannot be split over "
-                "devices; make it once, and pass it as an argument or have it as a buffer of the model"
-            )
-        where: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-        numbers = value.flatten().tolist()
-        if len(set(numbers)) <= 1:
-            return self.target.call_function(aten.full.default, (list(value.shape), *numbers[:1]), where)
-        each = [self.target.call_function(aten.full.default, ([1], one), where) for one in numbers]
-        flat = self.target.call_function(aten.cat.default, (each,))
-        return self.target.call_function(aten.view.default, (flat, list(value.shape)))
+    def _take_part(self, results: list[fx.Node | None]) -> None:
+        """Have the first result behind every communication, so that none is left out."""
+        place, t = next((k, t) for k, t in enumerate(self.joint.outputs) if t is not None)
+        node, talks = results[place], dict[fx.Node, bool]()
+        for one in self.target.nodes:
+            if one.target in (ADD_UP, EXCHANGE, SPREAD):
+                moved = {one.meta[MOVED][0]} if MOVED in one.meta else set[int]()
+                made = self.graph.ops[one.meta[NUMBER]].outputs if NUMBER in one.meta else ()
+                talks[one] = moved <= self.differentiable and not self.differentiable.isdisjoint(made)
+        if node is not None:
+            results[place] = taking_part(self.target, node, self.joint.values[t].dtype, talks)
 
     def _needed(self) -> set[int]:
         """Tensors that the results of forward, or what it updates, are made from."""
