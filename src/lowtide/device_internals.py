@@ -14,6 +14,7 @@ from torch.multiprocessing import reductions
 
 __all__ = [
     "allocate_to_pool",
+    "allocations_of",
     "blocks_of_memory",
     "empty_host_cache",
     "exclude_keys",
@@ -146,6 +147,12 @@ def blocks_of_memory(within: range) -> Iterator[tuple[int, int]]:
 def large_allocations(device: int) -> int:
     """How many tensors of more than 1 MiB were allocated so far. Seen in 2.11, 2.13."""
     return int(torch._C._cuda_memoryStats(device)["allocation"]["large_pool"]["allocated"])
+
+
+def allocations_of(device: int) -> tuple[int, int]:
+    """How many tensors were allocated so far, and how many bytes were asked for. Seen in 2.11, 2.13."""
+    found = torch._C._cuda_memoryStats(device)
+    return int(found["allocation"]["all"]["allocated"]), int(found["requested_bytes"]["all"]["allocated"])
 
 
 def free_library_workspaces() -> None:

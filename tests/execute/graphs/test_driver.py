@@ -11,7 +11,7 @@ from lowtide.execute.graphs.driver import Addresses
 @pytest.mark.parametrize("forked", [False, True])
 def test_addresses_are_given_back_where_they_were_reserved(forked, monkeypatch):
     called = []
-    monkeypatch.setattr(driver, "_call", lambda name, *_: called.append(name))
+    monkeypatch.setattr(driver, "call", lambda name, *_: called.append(name))
     addresses = Addresses()
     assert called == ["cuMemAddressReserve"]
     addresses.mapped.update([0, 1, 5])

@@ -124,7 +124,7 @@ class _Tapes:
     """Seconds as always, and as graphs."""
 
     def __init__(self):
-        self.made, self.size = [], 0
+        self.made, self.listed, self.size = [], [], 0
         self.watches = iter(self.took)
 
     def possible(self):
@@ -150,7 +150,14 @@ class _Tapes:
 
         return Nothing()
 
-    def new(self, device, held, most):
+    def listing(self, device):
+        found = _Tape(-1)
+        found.layout = object
+        self.listed.append(found)
+        return found
+
+    def new(self, device, layout, held, most):
+        assert layout is not None
         self.made.append(_Tape(len(self.made)))
         return self.made[-1]
 
@@ -162,7 +169,7 @@ class _Tapes:
 def tapes(monkeypatch):
     found = []
 
-    def replayed(self, interpreter, how, page_bytes):
+    def replayed(self, interpreter, how, lost_bytes):
         if how == "off":
             return None
         found.append(_Tapes())

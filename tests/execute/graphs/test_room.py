@@ -1,4 +1,4 @@
-"""What a plan leaves for pages that are not full."""
+"""What a plan leaves for what an arena loses."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 
 from lowtide.errors import InfeasibleError
 from lowtide.execute.graphs import room as rooms
-from lowtide.execute.graphs.room import lost_in_pages, with_pages
+from lowtide.execute.graphs.room import apart, with_arena
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.program.costs import Costs
 from tests.planning import plan_for
@@ -34,44 +34,61 @@ def planned(sizes):
 @pytest.mark.parametrize(
     ("sizes", "lost"),
     [
-        ([2 * MIB, 4 * MIB], 0),
-        ([3 * MIB, 3 * MIB], 2 * MIB),
-        ([MIB, MIB // 2, 5], 0),  # these lie together
-        ([2 * MIB + 1] * 4, 4 * (2 * MIB - 512)),
-        ([3 * MIB] * 50, 50 * MIB),
+        ([2 * MIB, 4 * MIB], 4),  # and a scalar
+        ([MIB, MIB // 2, 512], 4),
+        ([3 * MIB, MIB, 2 * MIB, MIB // 4], 4),
     ],
 )
-def test_each_large_tensor_takes_whole_pages(sizes, lost):
-    assert lost_in_pages(planned(sizes)) == lost
+def test_small_tensors_of_forward_are_needed_together_with_large_ones(sizes, lost):
+    assert apart(planned(sizes)) <= lost + 512
+
+
+def late(count):
+    """The plain plan of a step whose one large tensor is gone before so many small ones come."""
+    tensors = [
+        Tensor("x", 5 * MIB, Role.INPUT, device="cuda"),
+        Tensor("large", 2 * count * MIB, device="cuda"),
+    ]
+    ops = [Op("f", "f", inputs=(0,), outputs=(1,))]
+    for k in range(count):
+        tensors.append(Tensor(f"s{k}", MIB, device="cuda"))
+        ops.append(Op(f"f{k}", "f", inputs=(k + 1,), outputs=(k + 2,)))
+    tensors.append(Tensor("g", 512, device="cuda"))
+    ops.append(Op("b", "b", Phase.BACKWARD, tuple(range(2, count + 2)), (count + 2,)))
+    return plan_for(Graph(tuple(tensors), tuple(ops)), Costs(seconds=(1.0,) * len(ops)), 1 << 40)
+
+
+def test_small_tensors_may_need_their_pool_when_the_arena_is_not_full():
+    assert apart(late(6)) == 5 * MIB + 512  # the first is made while the large one is there
 
 
 def room(pages):
-    return SimpleNamespace(page_bytes=pages, graph_bytes=pages)
+    return SimpleNamespace(lost_bytes=pages, graph_bytes=pages)
 
 
-def test_more_is_left_where_pages_need_it():
+def test_more_is_left_where_an_arena_needs_it():
     asked = []
     there = room(48 * MIB)
 
     def made():
         asked.append(there.graph_bytes)
-        return planned([3 * MIB] * (90 if len(asked) == 1 else 80))
+        return late(90 if len(asked) == 1 else 80)
 
-    with_pages(made, there)
-    assert asked == [48 * MIB, 90 * MIB + rooms._WHILE_IT_RUNS]
-    assert there.page_bytes == there.graph_bytes == asked[-1]
+    with_arena(made, there)
+    assert asked == [48 * MIB, 89 * MIB + 512 + rooms._WHILE_IT_RUNS]
+    assert there.lost_bytes == there.graph_bytes == asked[-1]
 
 
 def test_a_budget_that_has_no_more_keeps_its_plan():
-    there, plans = room(48 * MIB), [planned([3 * MIB] * 90)]
+    there, plans = room(48 * MIB), [late(90)]
 
     def made():
         if not plans:
             raise InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
         return plans.pop()
 
-    assert with_pages(made, there).graph.ops
-    assert there.graph_bytes == there.page_bytes == 48 * MIB
+    assert with_arena(made, there).graph.ops
+    assert there.graph_bytes == there.lost_bytes == 48 * MIB
 
 
 def test_without_graphs_one_plan_is_made():
@@ -79,9 +96,9 @@ def test_without_graphs_one_plan_is_made():
 
     def made():
         asked.append(1)
-        return planned([3 * MIB] * 90)
+        return late(90)
 
-    with_pages(made, there)
+    with_arena(made, there)
     assert asked == [1]
 
 
@@ -92,8 +109,8 @@ def test_a_budget_without_room_for_graphs_has_a_plan_without_them():
         asked.append(there.graph_bytes)
         if there.graph_bytes:
             raise InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
-        return planned([3 * MIB] * 90)
+        return late(90)
 
-    assert with_pages(made, there).graph.ops
+    assert with_arena(made, there).graph.ops
     assert asked == [48 * MIB, 0]
-    assert there.graph_bytes == there.page_bytes == 0
+    assert there.graph_bytes == there.lost_bytes == 0

@@ -87,9 +87,9 @@ class Shapes:
     graphs: weakref.WeakSet[Replay] = dataclasses.field(default_factory=weakref.WeakSet)
     """What replays steps as CUDA graphs."""
 
-    def replayed(self, interpreter: Interpreter, how: str, page_bytes: int) -> Replay | None:
-        """What replays a step, where that is asked for; so much is left for pages that are not full."""
-        found = replayed(interpreter, how, page_bytes)
+    def replayed(self, interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
+        """What replays a step, where that is asked for; so much is left for their arena to lose."""
+        found = replayed(interpreter, how, lost_bytes)
         if found is not None:
             self.graphs.add(found)
         return found

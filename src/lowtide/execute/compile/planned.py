@@ -19,7 +19,7 @@ from lowtide.execute.compile.family import Family
 from lowtide.execute.compile.first_call import Differs, FirstCall, MeasuringRun
 from lowtide.execute.compile.trial import Rehearsal, Rehearsed, no_trace
 from lowtide.execute.compile.verify import Verification
-from lowtide.execute.graphs.room import reserve, with_pages
+from lowtide.execute.graphs.room import reserve, with_arena
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import layout, state_of, with_state
 from lowtide.execute.memory.reserved import tried_within
@@ -185,13 +185,13 @@ class Planned(FirstCall):
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan, shapes = plan, self.family.shapes
-            interpreter.graphs = shapes.replayed(interpreter, self._request.graphs, room.page_bytes)
+            interpreter.graphs = shapes.replayed(interpreter, self._request.graphs, room.lost_bytes)
             made.append(interpreter)
 
         try:
             if self._fits and not self._measured_at_once(device):
                 run()
-            plan = with_pages(best, room)
+            plan = with_arena(best, room)
             self._splitting.compare(plan)
             if self._fits and not run.ran:
                 run()
@@ -201,7 +201,7 @@ class Planned(FirstCall):
             return self._faster(plan, arguments, witness)
         for attempt in range(_PLANS):
             if attempt:
-                plan = with_pages(best, room)
+                plan = with_arena(best, room)
             ready = measuring
             if plan.program == made[0].program:
                 promise(made[0])

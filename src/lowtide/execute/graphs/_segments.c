@@ -1,12 +1,12 @@
-/* An allocator for PyTorch that hands out addresses one after the other, with pages of memory behind them.
+/* An allocator for PyTorch that hands out addresses, while a CUDA graph is captured.
  *
- * PyTorch asks it for segments while a CUDA graph is captured. No address is given away twice, and none is taken
- * back. Pages are: `give` says that what lies on them is dead, and they are put behind later addresses too. One
- * capture at a time uses it; `hand_out` says which addresses and which pages there are.
+ * PyTorch asks it for segments. At first it lists what it is asked for: addresses follow one another, none is given
+ * away twice, and the same page of memory is behind all of them, as nothing runs yet. Once every request has a place,
+ * it answers the same requests with these places, in an arena that has pages of its own. One capture at a time uses it.
  *
- * Where there are too few pages, a page that is in use is put behind the address as well, and `lacking` tells.
- * Nothing runs while a graph is captured, and this one will not be used. Refusing would be heard: a library may
- * choose another algorithm for good, with less memory and other bits. */
+ * A request that was not listed is answered as well, with the beginning of the arena, and `unplanned` tells. What was
+ * captured is not used then. Refusing would be heard: a library may choose another algorithm for good, with less memory
+ * and other bits. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -30,13 +30,17 @@ typedef struct {
     int device;
     pid_t process;
     uint64_t *handles;
-    uint32_t *free, *log;
-    size_t pages, room, unused, logged, log_room;
+    size_t pages, room;
 } Memory;
+
+typedef struct { uint64_t size, offset; } Place;
 
 static struct {
     Memory *memory;
-    uint64_t base, size, taken, most, lacking;
+    uint64_t base, size, taken;
+    int listing;
+    Place *places; /* of requests, listed or to come */
+    size_t count, next, room, unplanned;
 } now;
 
 static int (*create)(uint64_t *, size_t, const Properties *, unsigned long long);
@@ -57,78 +61,56 @@ static int load_driver(void) {
     return create && release && map && unmap && set_access;
 }
 
-/* One more page: its number, or -1. */
-static int64_t new_page(Memory *m) {
-    if (m->pages >= now.most) return -1;
-    if (m->pages == m->room) {
-        size_t room = m->room ? 2 * m->room : 1024;
-        uint64_t *handles = realloc(m->handles, room * sizeof *handles);
-        if (handles) m->handles = handles;
-        uint32_t *pages = handles ? realloc(m->free, room * sizeof *pages) : NULL;
-        if (!pages) return -1;
-        m->free = pages;
-        m->room = room;
+/* Has so many pages, or fewer where the device has no more. */
+static void grow(Memory *m, size_t pages) {
+    if (pages > m->room) {
+        uint64_t *handles = realloc(m->handles, pages * sizeof *handles);
+        if (!handles) return;
+        m->handles = handles;
+        m->room = pages;
     }
     Properties wanted = {PINNED, 0, {ON_DEVICE, m->device}, NULL, {0}};
-    if (create(&m->handles[m->pages], PAGE, &wanted, 0)) return -1;
-    return (int64_t)m->pages++;
+    while (m->pages < pages && !create(&m->handles[m->pages], PAGE, &wanted, 0)) m->pages++;
 }
 
-/* A page that nobody uses, or a new one, or any: its number; -1 where there is none at all. */
-static int64_t next_page(Memory *m) {
-    if (m->unused) return m->free[--m->unused];
-    int64_t page = new_page(m);
-    if (page >= 0 || !m->pages) return page;
-    now.lacking++;
-    return 0;
-}
-
-/* Nobody uses a page; once some were lacking, it may have been put behind several addresses. */
-static void unused(Memory *m, uint32_t page) {
-    if (!now.lacking) m->free[m->unused++] = page;
-}
-
-static int noted(Memory *m, uint32_t page) {
-    if (m->logged == m->log_room) {
-        size_t room = m->log_room ? 2 * m->log_room : 1024;
-        uint32_t *log = realloc(m->log, room * sizeof *log);
-        if (!log) return 0;
-        m->log = log;
-        m->log_room = room;
-    }
-    m->log[m->logged++] = page;
-    return 1;
-}
-
-/* Pages behind all of these addresses, or behind none: PyTorch may ask for less then. */
-static int put_behind(Memory *m, uint64_t address, uint64_t bytes) {
-    size_t before = m->logged;
-    uint64_t at = 0;
-    for (; at < bytes; at += PAGE) {
-        int64_t page = next_page(m);
-        if (page < 0) break;
-        if (!noted(m, (uint32_t)page)) {
-            unused(m, (uint32_t)page);
-            break;
-        }
-        if (map(address + at, PAGE, 0, m->handles[page], 0)) {
-            unused(m, m->log[--m->logged]);
-            break;
-        }
-    }
+/* Memory behind these addresses, or behind none: the pages with these numbers, or the first one everywhere. */
+static int put_behind(Memory *m, uint64_t address, size_t count, const uint32_t *pages) {
+    size_t at = 0;
+    while (at < count && !map(address + at * PAGE, PAGE, 0, m->handles[pages ? pages[at] : 0], 0)) at++;
     Access access = {{ON_DEVICE, m->device}, READ_AND_WRITE};
-    if (at == bytes && !set_access(address, bytes, &access, 1)) return 1;
-    if (at) unmap(address, at);
-    while (m->logged > before) unused(m, m->log[--m->logged]);
+    if (at == count && (!at || !set_access(address, at * PAGE, &access, 1))) return 1;
+    if (at) unmap(address, at * PAGE);
     return 0;
+}
+
+static int listed(uint64_t size, uint64_t offset) {
+    if (now.count == now.room) {
+        size_t room = now.room ? 2 * now.room : 1024;
+        Place *places = realloc(now.places, room * sizeof *places);
+        if (!places) return 0;
+        now.places = places;
+        now.room = room;
+    }
+    now.places[now.count++] = (Place){size, offset};
+    return 1;
 }
 
 VISIBLE void *lowtide_take(ssize_t size, int device, void *stream) {
     (void)device; (void)stream;
-    uint64_t bytes = ((uint64_t)size + PAGE - 1) / PAGE * PAGE, at = now.base + now.taken;
-    if (!now.memory || now.taken + bytes > now.size || !put_behind(now.memory, at, bytes)) return NULL;
-    now.taken += bytes;
-    return (void *)(uintptr_t)at;
+    uint64_t wanted = (uint64_t)size, pages = (wanted + PAGE - 1) / PAGE, offset = now.taken;
+    if (!now.memory) return NULL;
+    if (!now.listing) {
+        if (now.next < now.count && now.places[now.next].size == wanted) offset = now.places[now.next++].offset;
+        else {
+            now.unplanned++;
+            if (wanted > now.size) return NULL;
+            offset = 0;
+        }
+        return (void *)(uintptr_t)(now.base + offset);
+    }
+    if (offset + pages * PAGE > now.size || !put_behind(now.memory, now.base + offset, pages, NULL)) return NULL;
+    now.taken += pages * PAGE;
+    return listed(wanted, offset) ? (void *)(uintptr_t)(now.base + offset) : NULL;
 }
 
 VISIBLE void lowtide_give(void *at, ssize_t size, int device, void *stream) {
@@ -140,7 +122,7 @@ static void forget(PyObject *capsule) {
     if (now.memory == m) now.memory = NULL;
     /* A process that was forked has no part in them. */
     for (size_t page = 0; page < m->pages && m->process == getpid(); page++) release(m->handles[page]);
-    free(m->handles); free(m->free); free(m->log); free(m);
+    free(m->handles); free(m);
 }
 
 static PyObject *new_memory(PyObject *self, PyObject *args) {
@@ -158,27 +140,15 @@ static PyObject *new_memory(PyObject *self, PyObject *args) {
     return PyCapsule_New(m, "lowtide", forget);
 }
 
-static PyObject *hand_out(PyObject *self, PyObject *args) {
+static PyObject *new_pages(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *capsule;
-    unsigned long long base, size, taken, most;
-    if (!PyArg_ParseTuple(args, "OKKKK", &capsule, &base, &size, &taken, &most)) return NULL;
+    unsigned long long pages;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &pages)) return NULL;
     Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
     if (!m) return NULL;
-    now.memory = m;
-    now.base = base; now.size = size; now.taken = taken; now.most = most; now.lacking = 0;
-    m->logged = 0;
-    Py_RETURN_NONE;
-}
-
-static PyObject *taken_bytes(PyObject *self, PyObject *none) {
-    (void)self; (void)none;
-    return PyLong_FromUnsignedLongLong(now.taken);
-}
-
-static PyObject *lacking(PyObject *self, PyObject *none) {
-    (void)self; (void)none;
-    return PyLong_FromUnsignedLongLong(now.lacking);
+    grow(m, (size_t)pages);
+    return PyLong_FromSize_t(m->pages);
 }
 
 static PyObject *pages(PyObject *self, PyObject *capsule) {
@@ -187,44 +157,90 @@ static PyObject *pages(PyObject *self, PyObject *capsule) {
     return m ? PyLong_FromSize_t(m->pages) : NULL;
 }
 
-static PyObject *logged(PyObject *self, PyObject *capsule) {
+static PyObject *lay(PyObject *self, PyObject *args) {
     (void)self;
+    PyObject *capsule;
+    unsigned long long base;
+    const char *numbers;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "OKy#", &capsule, &base, &numbers, &size)) return NULL;
     Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
     if (!m) return NULL;
-    PyObject *found = PyBytes_FromStringAndSize((char *)m->log, (Py_ssize_t)(m->logged * sizeof *m->log));
-    m->logged = 0;
+    size_t count = (size_t)size / sizeof(uint32_t);
+    const uint32_t *wanted = (const uint32_t *)(const void *)numbers;
+    for (size_t at = 0; at < count; at++)
+        if (wanted[at] >= m->pages) {
+            PyErr_SetString(PyExc_ValueError, "there is no such page");
+            return NULL;
+        }
+    if (!put_behind(m, base, count, wanted)) {
+        PyErr_SetString(PyExc_OSError, "CUDA's driver cannot map memory");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *list_requests(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *capsule;
+    unsigned long long base, size, taken;
+    if (!PyArg_ParseTuple(args, "OKKK", &capsule, &base, &size, &taken)) return NULL;
+    Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
+    if (!m) return NULL;
+    if (!m->pages) {
+        PyErr_SetString(PyExc_ValueError, "there is no page to put behind addresses");
+        return NULL;
+    }
+    now.memory = m;
+    now.base = base; now.size = size; now.taken = taken; now.listing = 1;
+    now.count = now.next = now.unplanned = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *requests(PyObject *self, PyObject *none) {
+    (void)self; (void)none;
+    size_t count = now.listing ? now.count : 0;
+    PyObject *found = PyBytes_FromStringAndSize((char *)now.places, (Py_ssize_t)(count * sizeof *now.places));
+    if (found && now.listing) now.count = 0;
     return found;
 }
 
-static PyObject *give(PyObject *self, PyObject *args) {
+static PyObject *answer(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *capsule;
-    const char *numbers;
-    Py_ssize_t size;
-    int all;
-    if (!PyArg_ParseTuple(args, "Oy#p", &capsule, &numbers, &size, &all)) return NULL;
+    unsigned long long base, size;
+    const char *places;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(args, "OKKy#", &capsule, &base, &size, &places, &bytes)) return NULL;
     Memory *m = PyCapsule_GetPointer(capsule, "lowtide");
     if (!m) return NULL;
-    size_t count = (size_t)size / sizeof *m->free;
-    if (all) m->unused = 0;
-    if (m->unused + count > m->pages) {
-        PyErr_SetString(PyExc_ValueError, "more pages are given back than there are");
-        return NULL;
+    now.memory = m;
+    now.base = base; now.size = size; now.listing = 0;
+    now.count = now.next = now.unplanned = 0;
+    for (Py_ssize_t at = 0; at < bytes / (Py_ssize_t)sizeof(Place); at++) {
+        Place one;
+        memcpy(&one, places + at * (Py_ssize_t)sizeof one, sizeof one);
+        if (!listed(one.size, one.offset)) return PyErr_NoMemory();
     }
-    memcpy(m->free + m->unused, numbers, count * sizeof *m->free);
-    m->unused += count;
     Py_RETURN_NONE;
+}
+
+static PyObject *state(PyObject *self, PyObject *none) {
+    (void)self; (void)none;
+    return Py_BuildValue("KKK", (unsigned long long)now.taken, (unsigned long long)now.next,
+                         (unsigned long long)now.unplanned);
 }
 
 static PyMethodDef methods[] = {
     {"new_memory", new_memory, METH_VARARGS, "new_memory(device) -> memory without a page"},
-    {"hand_out", hand_out, METH_VARARGS,
-     "hand_out(memory, base, size, taken, most): addresses behind those taken, and pages, so many at most"},
-    {"taken", taken_bytes, METH_NOARGS, "taken() -> bytes from the base on that were handed out"},
-    {"lacking", lacking, METH_NOARGS, "lacking() -> pages that were missing since addresses are handed out"},
+    {"new_pages", new_pages, METH_VARARGS, "new_pages(memory, count) -> how many it has now: so many, or fewer"},
     {"pages", pages, METH_O, "pages(memory) -> how many it has"},
-    {"logged", logged, METH_O, "logged(memory) -> numbers of the pages behind what was taken since the last call"},
-    {"give", give, METH_VARARGS, "give(memory, pages, all): nobody uses these; or these are all that nobody uses"},
+    {"lay", lay, METH_VARARGS, "lay(memory, base, numbers): put these pages behind addresses, one after the other"},
+    {"list_requests", list_requests, METH_VARARGS,
+     "list_requests(memory, base, size, taken): hand out addresses behind those taken, and list what is asked for"},
+    {"requests", requests, METH_NOARGS, "requests() -> sizes and offsets of what was listed since the last call"},
+    {"answer", answer, METH_VARARGS, "answer(memory, base, size, places): answer requests of these sizes with offsets"},
+    {"state", state, METH_NOARGS, "state() -> bytes of addresses taken, requests answered, requests not listed"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_segments", NULL, -1, methods, NULL, NULL, NULL, NULL};

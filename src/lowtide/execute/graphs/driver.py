@@ -11,23 +11,30 @@ import ctypes
 import itertools
 import os
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 from lowtide.execute.graphs.pages import PAGE
 
-__all__ = ["Addresses", "DriverError"]
+__all__ = ["Addresses", "DriverError", "call"]
 
 _ADDRESSES = 4 << 40
-"""Bytes of addresses that both parts of a step may take; they cost nothing."""
+"""Bytes of addresses that both parts of a step may take while they are listed; they cost nothing."""
 
 
 class DriverError(Exception):
     """CUDA's driver has refused something."""
 
 
-def _call(name: str, *arguments: Any) -> None:
+@cache
+def _library() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver; a DriverError where it is not there or does not succeed."""
     try:
-        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+        function = getattr(_library(), name)
     except (OSError, AttributeError) as error:
         raise DriverError(f"CUDA's driver has no {name}: {error}") from error
     code = function(*arguments)
@@ -38,12 +45,12 @@ def _call(name: str, *arguments: Any) -> None:
 class Addresses:
     """A range of addresses, with pages behind some of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: int = _ADDRESSES // PAGE) -> None:
         base = ctypes.c_uint64()
-        size, alignment = ctypes.c_size_t(_ADDRESSES), ctypes.c_size_t(PAGE)
-        none = ctypes.c_uint64(0)
-        _call("cuMemAddressReserve", ctypes.byref(base), size, alignment, none, none)
-        self.base, self.size = base.value, _ADDRESSES
+        self.size = max(1, pages) * PAGE
+        alignment, none = ctypes.c_size_t(PAGE), ctypes.c_uint64(0)
+        call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(self.size), alignment, none, none)
+        self.base = base.value
         self._process = os.getpid()
         self.mapped: set[int] = set()
         """Pages of addresses that have memory."""
@@ -56,17 +63,17 @@ class Addresses:
         if self._process != os.getpid():
             return
         if self.mapped:
-            _call("cuCtxSynchronize")  # whoever runs on them has ended
+            call("cuCtxSynchronize")  # whoever runs on them has ended
         for run in _runs(sorted(self.mapped.difference(keep))):
             at = ctypes.c_uint64(self.base + PAGE * run.start)
-            _call("cuMemUnmap", at, ctypes.c_size_t(PAGE * len(run)))
+            call("cuMemUnmap", at, ctypes.c_size_t(PAGE * len(run)))
             self.mapped.difference_update(run)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # as where the process ends
             self.unmap()
             if self._process == os.getpid():
-                _call("cuMemAddressFree", ctypes.c_uint64(self.base), ctypes.c_size_t(self.size))
+                call("cuMemAddressFree", ctypes.c_uint64(self.base), ctypes.c_size_t(self.size))
 
 
 def _runs(numbers: Sequence[int]) -> list[range]:

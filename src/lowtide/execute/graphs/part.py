@@ -20,10 +20,12 @@ from lowtide.device_internals import (
     stop_allocating_to_pool,
     uses_of_storage,
 )
-from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.arena import Answering, Listing
 from lowtide.execute.graphs.beside import Beside
 from lowtide.execute.graphs.driver import Addresses
-from lowtide.execute.graphs.pages import PAGE, Lifetimes, pages_of
+from lowtide.execute.graphs.layout import Layout
+from lowtide.execute.graphs.memsets import by_kernels
+from lowtide.execute.graphs.pages import pages_of
 from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
 from lowtide.execute.graphs.segments import Pages
@@ -86,23 +88,19 @@ class Tape:
     """Forward and backward, captured one after the other, in memory that only they use while they run."""
 
     def __init__(
-        self, pages: Pages, graph_pool: Any, held: Collection[int], most: int, *, libraries: bool = True
+        self, pages: Pages, graph_pool: Any, memory: Listing | Answering, *, libraries: bool = True
     ) -> None:
-        """``held`` are pages that hold something for users; so many bytes of them are there at ``most``.
-
-        ``libraries`` says whether those for matrices take part.
-        """
-        self._pages, self._graph_pool, self._most, self._libraries = pages, graph_pool, most, libraries
-        pages.give_all_but(held)
-        self.addresses = Addresses()
-        self._lifetimes = Lifetimes(pages.give)
+        """``libraries`` says whether those for matrices take part."""
+        self._pages, self._graph_pool, self._memory, self._libraries = pages, graph_pool, memory, libraries
         self._alive: list[Alive] = []
         self._pools: list[Any] = []
-        self._already = 0
         self.storages: list[SharedStorage] = []
         """What users may hold."""
-        self.used: set[int] = set()
+
+    @property
+    def used(self) -> set[int]:
         """All pages that it writes to."""
+        return set(self._memory.pages)
 
     def captured(
         self,
@@ -117,17 +115,15 @@ class Tape:
         ``large`` are the operators that allocate much, by their number. ``generators`` are those that it
         draws random numbers from besides the device's own.
         """
-        graph: Any = torch.cuda.CUDAGraph()
+        graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
         for one in generators:
             graph.register_generator_state(one)
         index = self._pages.index
         device = torch.device("cuda", index)
         reserved.lift(index)
         with _CAPTURES, _capturing(device, index, self._graph_pool, libraries=self._libraries):
-            self._pages.hand_out(self.addresses, self._already, self._most)
-            recorder = Recorder(
-                self._pages, self._graph_pool, self.addresses.base, self._lifetimes, self._alive, large
-            )
+            self._memory.open()
+            recorder = Recorder(self._memory, index, self._graph_pool, self._alive, large)
             graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
             try:
                 with recorder.watching(groups):
@@ -139,15 +135,19 @@ class Tape:
                         release_pool(index, self._graph_pool)
                 raise
             finally:
-                self.addresses.mapped.update(range(self._already // PAGE, segments.taken() // PAGE))
-                self._already = segments.taken()
+                self._memory.close()
                 self._pools += recorder.pools
-                self.used = self._lifetimes.used
             graph.capture_end()
             if recorder.pools:
                 release_pool(index, self._graph_pool)
             self._nothing_left()
+            self._complete(graph)
         return graph, results
+
+    def _complete(self, graph: Any) -> None:
+        """Make it ready to be replayed."""
+        by_kernels(graph.raw_cuda_graph())
+        graph.instantiate()
 
     def value(self, tensor: torch.Tensor) -> Value:
         """A result of a part: memory that stays its own."""
@@ -155,20 +155,20 @@ class Tape:
         address, size = storage.data_ptr(), storage.nbytes()
         known = next((one for one in self.storages if one.base.data_ptr() == address), None)
         if known is None:
-            span = range(0)
-            if address in self.addresses:
-                span = pages_of(address - self.addresses.base, size)
-                flat = torch.as_tensor(_Memory(self.addresses, address, size), device=tensor.device)
+            span, addresses = range(0), self._memory.addresses
+            if address in addresses:
+                span = pages_of(address - addresses.base, size)
+                flat = torch.as_tensor(_Memory(addresses, address, size), device=tensor.device)
             else:  # a small one, in the pool of the graph
                 flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            known = SharedStorage(flat, span, self._lifetimes.memory(span))
+            known = SharedStorage(flat, span, frozenset(self._memory.pages[page] for page in span))
             self.storages.append(known)
         return Value(known, form)
 
     def again(self, form: Form, address: int) -> torch.Tensor:
         """A tensor that lies where one of a captured part did."""
         device = torch.device("cuda", self._pages.index)
-        memory = _Memory(self.addresses, address, form.storage_bytes)
+        memory = _Memory(self._memory.addresses, address, form.storage_bytes)
         return form.over(torch.as_tensor(memory, device=device))
 
     def settle(self) -> None:
@@ -183,16 +183,32 @@ class Tape:
         """Give the memory back, but for what somebody holds."""
         self.settle()
         self.storages = [one for one in self.storages if one.held]
-        self.addresses.unmap({page for one in self.storages for page in one.span})
+        self._memory.addresses.unmap({page for one in self.storages for page in one.span})
 
     def _nothing_left(self) -> None:
         """Refuse where somebody keeps memory that was taken while operators were captured."""
         gc.collect()
         known = {one.address for one in self._alive}
-        ours = range(self.addresses.base, self.addresses.base + self.addresses.size)
+        addresses = self._memory.addresses
+        ours = range(addresses.base, addresses.base + addresses.size)
         for address, size in blocks_of_memory(ours):
             if address not in known:
                 raise CannotCaptureError(f"a library keeps {size:,} bytes that it took inside an operator")
+
+
+class ListingTape(Tape):
+    """A tape whose parts are captured for what they ask for alone."""
+
+    def __init__(self, pages: Pages, graph_pool: Any, *, libraries: bool = True) -> None:
+        self._listing = Listing(pages)
+        super().__init__(pages, graph_pool, self._listing, libraries=libraries)
+
+    def _complete(self, graph: Any) -> None:
+        """It is not replayed."""
+
+    def layout(self) -> Layout:
+        """Places for everything, once both parts are captured."""
+        return self._listing.layout()
 
 
 class Tapes:
@@ -232,8 +248,18 @@ class Tapes:
         cuda: Any = torch.cuda
         return not cuda.is_current_stream_capturing()
 
-    def new(self, device: torch.device, held: Collection[int], most: int) -> Tape:
+    def listing(self, device: torch.device) -> ListingTape:
+        """A tape that nothing is replayed from: it tells what a step asks for."""
+        return ListingTape(self._there(device), self._graph_pool, libraries=self._libraries)
+
+    def new(self, device: torch.device, layout: Layout, held: Collection[int], most: int) -> Tape:
         """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
+        pages = self._there(device)
+        memory = Answering(pages, layout, held, most)
+        return Tape(pages, self._graph_pool, memory, libraries=self._libraries)
+
+    def _there(self, device: torch.device) -> Pages:
+        """The memory, made if need be."""
         if self._pages is None:
             cuda: Any = torch.cuda
             before = cuda.memory_allocated(device)
@@ -242,7 +268,7 @@ class Tapes:
             self._pages, self._graph_pool = Pages(device), cuda.graph_pool_handle()
             allocate_to_pool(self._pages.index, self._graph_pool)  # it is there as long as this
             stop_allocating_to_pool(self._pages.index, self._graph_pool, captured=True)
-        return Tape(self._pages, self._graph_pool, held, most, libraries=self._libraries)
+        return self._pages
 
     def forget(self) -> None:
         """Have no memory; pages that are still behind addresses stay as long as those."""

@@ -1,8 +1,7 @@
 """Watches a part of a Program while it is captured: what each operator allocates, and how long it lives.
 
-Every operator allocates from a pool of its own, so that no address is given away twice. Tensors of a few
-bytes do not: they would take a page each. They are kept in the pool of the graph, as are the results of
-operators that allocate nothing larger. Which ones do is seen in a step that runs as always.
+Every operator that allocates much does so from a pool of its own, so that PyTorch's allocator asks for each
+piece anew. Others allocate from the pool of the graph. Which ones do is seen in a step that runs as always.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from lowtide.device_internals import (
     stop_allocating_to_pool,
 )
 from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.arena import Memory
 from lowtide.execute.graphs.operator_parts import OperatorParts, parts_of
-from lowtide.execute.graphs.pages import PAGE, SMALL, Lifetimes, pages_of
-from lowtide.execute.graphs.reasons import CannotCaptureError
-from lowtide.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
+from lowtide.torch_internals import TorchDispatchMode, tree_leaves
 from lowtide.trace.step.group import Group
-from lowtide.units import format_bytes
 
 __all__ = ["Alive", "Recorder", "Sizes"]
 
@@ -104,10 +101,8 @@ class Sizes(_Operators):  # type: ignore[no-untyped-call]
 class Alive:
     """A storage that an operator has left behind."""
 
-    def __init__(self, tensor: torch.Tensor, base: int) -> None:
-        storage = tensor.untyped_storage()
-        self.address = storage.data_ptr()
-        self.pages = pages_of(self.address - base, storage.nbytes())
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.address = tensor.untyped_storage().data_ptr()
         self.gone = is_freed(tensor)
 
 
@@ -115,25 +110,19 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
     """Has each operator that allocates much do so from a pool of its own."""
 
     def __init__(
-        self,
-        pages: segments.Pages,
-        graph_pool: Any,
-        base: int,
-        lifetimes: Lifetimes,
-        alive: list[Alive],
-        large: Collection[int],
+        self, memory: Memory, device: int, graph_pool: Any, alive: list[Alive], large: Collection[int]
     ) -> None:
         """``large`` are the operators that allocate much, by their number."""
         super().__init__("cuda")
-        self._pages, self._graph_pool, self._base = pages, graph_pool, base
-        self._lifetimes, self._alive, self._large = lifetimes, alive, large
+        self._memory, self._device, self._graph_pool = memory, device, graph_pool
+        self._alive, self._large = alive, large
         self.pools: list[Any] = []
         """Hold them until nothing is captured any more."""
 
     def operator(self, number: int, call: Callable[[], Any], parts: OperatorParts | None) -> Any:
         """Call it; what it leaves behind is remembered.
 
-        What it frees before it ends is not taken again, so it is called in parts where it has any.
+        What it frees before it ends has a place of its own, so it is called in parts where it has any.
         """
         if number not in self._large:
             return call()
@@ -144,18 +133,20 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
     def _alone(self, call: Callable[[], Any]) -> Any:
         """Call it with a pool of its own."""
         self._bury()  # before: what it reads must not lie where it writes
-        before = segments.taken()
+        self._memory.begin()
         with self._own_pool():
             result = call()
-        if missing := segments.lacking():
-            raise CannotCaptureError(
-                f"they need {format_bytes(missing)} more than the budget leaves for them"
-            )
-        return self._left(result, before, segments.taken())
+        tensors = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        storages = {one.untyped_storage().data_ptr(): one for one in tensors}
+        stay = self._memory.ran(
+            {address: one.untyped_storage().nbytes() for address, one in storages.items()}
+        )
+        self._alive += [Alive(one) for address, one in storages.items() if address in stay]
+        return result
 
     @contextmanager
     def _own_pool(self) -> Iterator[None]:
-        pool, device = segments.pool(), self._pages.index
+        pool, device = segments.pool(self._memory.operator), self._device
         self.pools.append(pool)
         stop_allocating_to_pool(device, self._graph_pool, captured=len(self.pools) == 1)
         allocate_to_pool(device, pool.id)
@@ -165,33 +156,10 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
             stop_allocating_to_pool(device, pool.id)
             allocate_to_pool(device, self._graph_pool)
 
-    def _left(self, result: Any, before: int, after: int) -> Any:
-        """The result of an operator, with small tensors copied; remembers what lies on its own addresses."""
-        mine = range(self._base + before, self._base + after)
-        tensors = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        storages = [one.untyped_storage().data_ptr() for one in tensors]
-
-        def settled(one: torch.Tensor) -> torch.Tensor:
-            storage = one.untyped_storage()
-            alone = storages.count(storage.data_ptr()) == 1
-            if storage.data_ptr() not in mine or storage.nbytes() > SMALL or not alone:
-                return one
-            copy = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
-            return copy.copy_(one)
-
-        result = tree_map_only(torch.Tensor, settled, result)
-        stay = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        found = {one.untyped_storage().data_ptr(): one for one in stay}
-        lasting = [Alive(one, self._base) for address, one in found.items() if address in mine]
-        span = range(before // PAGE, after // PAGE)
-        self._lifetimes.ran(span, self._pages.taken(), [one.pages for one in lasting])
-        self._alive += lasting
-        return result
-
     def _bury(self) -> None:
-        """Give back the pages of what was freed."""
+        """Say what was freed."""
         gone = [one for one in self._alive if one.gone()]
+        for one in gone:
+            self._memory.died(one.address)
         if gone:
-            for one in gone:
-                self._lifetimes.died(one.pages)
             self._alive[:] = [one for one in self._alive if one not in gone]

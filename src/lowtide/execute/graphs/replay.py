@@ -11,6 +11,7 @@ import torch
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
 from lowtide.execute.graphs.beside import Beside
+from lowtide.execute.graphs.layout import Layout
 from lowtide.execute.graphs.part import Replayable, Tape, Tapes, Value
 from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.stopwatch import slower
@@ -44,6 +45,7 @@ class _Step:
         """Addresses of parameters and buffers, by argument."""
         self.forward: Replayable | None = None
         self.outputs: list[Any] = []
+        """Tensors among them as values."""
         self.saved: list[torch.Tensor] | None = None
         """What forward has left for the backward that is still to be captured."""
         self.where: list[tuple[Form, int]] = []
@@ -68,9 +70,9 @@ class _Pending(NamedTuple):
 class Replay:
     """Forward and backward of one Program, by graphs where that is possible."""
 
-    def __init__(self, interpreter: Interpreter, tapes: Tapes, page_bytes: int = 0) -> None:
-        """``page_bytes`` is what the plan leaves for pages that are not full."""
-        self._interpreter, self._made, self._page_bytes = interpreter, tapes, page_bytes
+    def __init__(self, interpreter: Interpreter, tapes: Tapes, lost_bytes: int = 0) -> None:
+        """``lost_bytes`` is what the plan leaves for the arena to lose."""
+        self._interpreter, self._made, self._lost_bytes = interpreter, tapes, lost_bytes
         self.reason = reasons.known_before(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
@@ -93,6 +95,10 @@ class Replay:
         self._large: list[set[int]] = [set(), set()]
         """Operators of forward and of backward that allocate much, by their number."""
         self._beside: Beside | None = None
+        self._tangents: list[torch.Tensor] | None = None
+        """What backward is given beside what forward has saved, without memory, once that was seen."""
+        self._layout: Layout | None = None
+        """Where everything lies, once the step's requests for memory are listed."""
         self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
         self._later: str | None = None
         """Why the step is to run as always, once the backward that is still to come has run."""
@@ -128,7 +134,7 @@ class Replay:
         self._replay(0, tape.forward)
         token = torch.zeros(1, dtype=torch.uint8)
         self._pending = _Pending(is_freed(token), token.data_ptr(), tape)
-        outputs = [one.now() if isinstance(one, Value) else _copied(one) for one in tape.outputs]
+        outputs = [_kept(one.now()) if isinstance(one, Value) else one for one in tape.outputs]
         return [*outputs, *(token if k is None else values[k] for k in self._leaf)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -182,6 +188,9 @@ class Replay:
         if self._beside is None:
             self._made.watched()
             self._beside = self._made.beside(self._interpreter, device)
+        if part == 1:
+            tangents = arguments[len(self._leaf) :]
+            self._tangents = [torch.empty_like(one, device="meta") for one in tangents]
         with sizes.watching(self._groups), self._beside.watching(part):
             found = run(arguments)
         self._large[part] = sizes.large
@@ -225,6 +234,8 @@ class Replay:
             self.reason = "an argument of the step is on the host"
         if watched or elsewhere or not self._made.possible():
             return False
+        if self._calls == _WATCHED and self._tangents is None:
+            return False  # its backward never came: watch this call
         self._calls += 1
         return self._calls > _ORDINARY
 
@@ -263,19 +274,45 @@ class Replay:
 
         return tape.tape.captured(whole, given, self._groups, self._large[part], generators)
 
+    def _listed(self, given: Sequence[Any], device: torch.device) -> tuple[Layout, list[Replayable]]:
+        """A place for everything: both parts are captured once for what they ask for alone.
+
+        Hold their graphs until others are captured: PyTorch gives up a pool on the host with its last graph.
+        """
+        assert self._tangents is not None
+        interpreter, count = self._interpreter, len(self._interpreter.joint.outputs)
+        listing = self._made.listing(device)
+        tape = _Step(listing)
+        try:
+            forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
+            tape.outputs, saved = results[:count], results[count:]
+            del results
+            given = [*saved, *(torch.empty_like(one, device=device) for one in self._tangents)]
+            del saved
+            backward, tape.gradients = self._captured(tape, 1, interpreter.run_backward, given)
+            interpreter.apart = []
+            return listing.layout(), [forward, backward]
+        finally:
+            tape.outputs, tape.gradients = [], []
+            listing.close()
+
     def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> _Step:
         device = _device(arguments)
-        held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
-        tape = _Step(self._made.new(device, held, self._room()))
-        tape.fixed = addresses
-        self._tapes.append(tape)
-        given = list(arguments)
+        given, static = list(arguments), {}
         for k, value in enumerate(given):
             if isinstance(value, torch.Tensor) and k not in self._resident:
                 copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-                tape.static[k] = given[k] = copy.copy_(value)
+                static[k] = given[k] = copy.copy_(value)
+        listed: list[Replayable] = []
+        if self._layout is None:
+            self._layout, listed = self._listed(given, device)
+        held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
+        tape = _Step(self._made.new(device, self._layout, held, self._room()))
+        tape.fixed, tape.static = addresses, static
+        self._tapes.append(tape)
         interpreter = self._interpreter
         tape.forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
+        listed.clear()
         count = len(interpreter.joint.outputs)
         outputs, saved = results[:count], results[count:]
         del results
@@ -283,10 +320,7 @@ class Replay:
         for one in outputs:
             if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in ours:
                 raise CannotCaptureError("the step returns one of its arguments")
-        tape.outputs = [
-            tape.tape.value(one) if isinstance(one, torch.Tensor) and one.nbytes > _SMALL else one
-            for one in outputs
-        ]
+        tape.outputs = [tape.tape.value(one) if isinstance(one, torch.Tensor) else one for one in outputs]
         tape.saved = saved
         tensors = saved[: len(interpreter.saved)]
         tape.where = [(Form.of(one), one.untyped_storage().data_ptr()) for one in tensors]
@@ -328,7 +362,7 @@ class Replay:
         plan = self._interpreter.plan
         assert plan is not None
         leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
-        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._page_bytes
+        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._lost_bytes
 
 
 def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
@@ -345,14 +379,15 @@ def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
     return True
 
 
-def replayed(interpreter: Interpreter, how: str, page_bytes: int) -> Replay | None:
+def replayed(interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
     """What replays a step on CUDA, where that is asked for."""
     wanted = how != "off" and any(value.device.type == "cuda" for value in interpreter.joint.values)
-    return Replay(interpreter, Tapes(), page_bytes) if wanted else None
+    return Replay(interpreter, Tapes(), lost_bytes) if wanted else None
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def _kept(value: torch.Tensor) -> torch.Tensor:
+    """A result that users may keep: a copy, if it is small."""
+    return value.clone() if value.nbytes <= _SMALL else value
 
 
 def _let_go(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What CUDA graphs need beside what a plan counts: copies of the batch, and pages that are not full."""
+"""What CUDA graphs need beside what a plan counts: copies of the batch, and what an arena loses."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from msgspec.structs import replace
 
 from lowtide.errors import InfeasibleError
-from lowtide.execute.graphs.pages import PAGE, SMALL
+from lowtide.execute.graphs.pages import SMALL
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.reserved import refuse_elsewhere
-from lowtide.graph import RESIDENT_ROLES, Graph, Role
-from lowtide.plan.program.instructions import Body, Program
+from lowtide.graph import RESIDENT_ROLES, Role
+from lowtide.plan.program.instructions import Body
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.joint import Leaf
 
-__all__ = ["lost_in_pages", "reserve", "with_pages"]
+__all__ = ["apart", "reserve", "with_arena"]
 
-_AT_FIRST = 48 << 20
-"""Bytes that are left for pages before there is a plan."""
-_WHILE_IT_RUNS = 28 << 20
-"""While an operator runs, a segment of PyTorch's allocator (20 MiB) and a few pages may not be full."""
+_AT_FIRST = 32 << 20
+"""Bytes that are left for an arena to lose before there is a plan."""
+_WHILE_IT_RUNS = 24 << 20
+"""While an operator runs, a segment of PyTorch's (20 MiB) may not be full, nor one of small tensors."""
 _PLANS = 3
-"""A step is planned so many times at most, each time with more left for pages."""
+"""A step is planned so many times at most, each time with more left for the arena."""
 
 
 def reserve(room: Room, request: PlanRequest, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> None:
@@ -37,59 +37,65 @@ def reserve(room: Room, request: PlanRequest, arguments: Sequence[Any], leaves: 
         return
     pairs = zip(arguments, leaves, strict=False)
     batch = [one for one, leaf in pairs if isinstance(one, torch.Tensor) and leaf.role is Role.INPUT]
-    room.page_bytes = _AT_FIRST
-    room.graph_bytes = sum(one.nbytes for one in batch) + room.page_bytes
+    room.lost_bytes = _AT_FIRST
+    room.graph_bytes = sum(one.nbytes for one in batch) + room.lost_bytes
 
 
-def with_pages(made: Callable[[], Plan], room: Room) -> Plan:
-    """A plan beside which the pages of its graphs fit; where there is none, one without graphs."""
+def with_arena(made: Callable[[], Plan], room: Room) -> Plan:
+    """A plan beside which what its arena loses fits; where there is none, one without graphs."""
     try:
         plan = made()
     except InfeasibleError:
         if not room.graph_bytes:
             raise
-        room.graph_bytes = room.page_bytes = 0
+        room.graph_bytes = room.lost_bytes = 0
         plan = made()
-    for _ in range(_PLANS if room.page_bytes else 0):
-        missing = lost_in_pages(plan) + _WHILE_IT_RUNS - room.page_bytes
+    for _ in range(_PLANS if room.lost_bytes else 0):
+        missing = apart(plan) + _WHILE_IT_RUNS - room.lost_bytes
         if missing <= 0:
             break
-        before = room.graph_bytes, room.page_bytes
-        room.graph_bytes, room.page_bytes = room.graph_bytes + missing, room.page_bytes + missing
+        before = room.graph_bytes, room.lost_bytes
+        room.graph_bytes, room.lost_bytes = room.graph_bytes + missing, room.lost_bytes + missing
         try:
             plan = made()
         except InfeasibleError:
-            room.graph_bytes, room.page_bytes = before
+            room.graph_bytes, room.lost_bytes = before
             break
     return plan
 
 
-def lost_in_pages(plan: Plan) -> int:
-    """Bytes that the pages of a planned step have more than the tensors on them, where it needs most."""
-
-    def peak(graph: Graph, program: Program, workspace: Sequence[int]) -> int:
-        return simulate(graph, program, workspace_bytes=workspace).peak_bytes
-
+def apart(plan: Plan) -> int:
+    """Bytes that small tensors, which lie in a pool of their own, take while the arena does not need them."""
     whole = Body(plan.graph, plan.program, plan.workspace_bytes)
-    paged = _paged(whole)
-    before = peak(whole.graph, whole.program, whole.workspace_bytes)
-    return peak(paged.graph, paged.program, paged.workspace_bytes) - before
+    return _peak(whole, _is_small) + _peak(whole, _is_large) - _peak(whole, lambda _: True)
 
 
-def _paged(body: Body) -> Body:
-    """The same, with everything that is large on pages of its own, in tiles too."""
+def _is_small(size: int) -> bool:
+    return size <= SMALL
 
-    def whole(size: int) -> int:
-        return -(-size // PAGE) * PAGE if size > SMALL else size
+
+def _is_large(size: int) -> bool:
+    return size > SMALL
+
+
+def _peak(body: Body, counts: Callable[[int], bool]) -> int:
+    """Of what has some sizes alone."""
+    one = _only(body, counts)
+    return simulate(one.graph, one.program, workspace_bytes=one.workspace_bytes).peak_bytes
+
+
+def _only(body: Body, counts: Callable[[int], bool]) -> Body:
+    """The same without leaves, and with tensors and workspaces of some sizes alone, in tiles too."""
+
+    def size(of: int) -> int:
+        return of if counts(of) else 0
 
     tensors = tuple(
-        one if one.role in RESIDENT_ROLES else replace(one, bytes=whole(one.bytes))
-        for one in body.graph.tensors
+        replace(one, bytes=0 if one.role in RESIDENT_ROLES else size(one.bytes)) for one in body.graph.tensors
     )
-    inner = tuple(map(_paged, body.program.bodies))
     return replace(
         body,
         graph=replace(body.graph, tensors=tensors),
-        program=replace(body.program, bodies=inner),
-        workspace_bytes=tuple(map(whole, body.workspace_bytes)),
+        program=replace(body.program, bodies=tuple(_only(one, counts) for one in body.program.bodies)),
+        workspace_bytes=tuple(map(size, body.workspace_bytes)),
     )

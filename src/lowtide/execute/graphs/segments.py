@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.layout import Listed
 from lowtide.execute.graphs.pages import PAGE
 from lowtide.execute.memory import reserved
 
@@ -18,9 +18,11 @@ try:
 except ImportError:  # no compiler where it was installed
     _segments = None  # type: ignore[assignment]
 
-__all__ = ["Pages", "available", "lacking", "pool", "taken"]
+__all__ = ["Pages", "answered", "available", "listed", "pool", "taken"]
 
-_NUMBERS = "I"
+_PAGE_NUMBERS, _SIZES = "I", "Q"
+_ALLOCATORS: list[Any] = []
+"""PyTorch keeps a pointer to each for good."""
 
 
 def available() -> bool:
@@ -28,26 +30,39 @@ def available() -> bool:
     return _segments is not None
 
 
-@cache
-def _allocator() -> Any:
-    memory: Any = torch.cuda.memory
-    return memory.CUDAPluggableAllocator(_segments.__file__, "lowtide_take", "lowtide_give")
+def pool(number: int) -> Any:
+    """A pool of PyTorch's allocator that takes its segments there; each allocation has one of its own.
 
-
-def pool() -> Any:
-    """A pool of PyTorch's allocator that takes its segments there."""
+    PyTorch remembers what each allocator has given, by address: pools that are alive together, and that may
+    get the same address, have allocators of their own, by their ``number``.
+    """
     cuda: Any = torch.cuda
-    return cuda.MemPool(_allocator().allocator())
+    while len(_ALLOCATORS) <= number:
+        made = cuda.memory.CUDAPluggableAllocator(_segments.__file__, "lowtide_take", "lowtide_give")
+        _ALLOCATORS.append(made)
+    allocator = _ALLOCATORS[number].allocator()
+    try:
+        return cuda.MemPool(allocator, no_split=True)
+    except TypeError:  # PyTorch of before: allocations may share a segment, which is placed as a whole
+        return cuda.MemPool(allocator)
 
 
 def taken() -> int:
     """Bytes of the addresses that were handed out."""
-    return _segments.taken()
+    return _segments.state()[0]
 
 
-def lacking() -> int:
-    """Bytes that were asked for without a page being left; what was captured then cannot be used."""
-    return PAGE * _segments.lacking()
+def answered() -> tuple[int, int]:
+    """How many requests got the places that they were given, and how many were not known."""
+    _, known, unknown = _segments.state()
+    return known, unknown
+
+
+def listed(addresses: Addresses) -> list[Listed]:
+    """What was asked for since the last call, at these addresses."""
+    numbers = array(_SIZES, _segments.requests()).tolist()
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return [Listed(addresses.base + offset, size) for size, offset in pairs]
 
 
 class Pages:
@@ -63,19 +78,20 @@ class Pages:
         """Bytes of all pages."""
         return PAGE * _segments.pages(self._memory)
 
-    def hand_out(self, addresses: Addresses, already: int, most: int) -> None:
-        """Take segments from these addresses, behind those used ``already``; so many bytes at ``most``."""
-        _segments.hand_out(self._memory, addresses.base, addresses.size, already, most // PAGE)
+    def grow(self, count: int) -> int:
+        """Have so many pages at least; how many there are then: fewer where the device has no more."""
+        return _segments.new_pages(self._memory, count)
 
-    def taken(self) -> list[int]:
-        """The pages behind what was handed out since the last call."""
-        return array(_NUMBERS, _segments.logged(self._memory)).tolist()
+    def put_behind(self, addresses: Addresses, pages: Sequence[int]) -> None:
+        """Have these pages behind the addresses, one after the other."""
+        _segments.lay(self._memory, addresses.base, array(_PAGE_NUMBERS, pages).tobytes())
+        addresses.mapped.update(range(len(pages)))
 
-    def give(self, pages: Iterable[int]) -> None:
-        """These are free again."""
-        _segments.give(self._memory, array(_NUMBERS, pages).tobytes(), False)
+    def list_requests(self, addresses: Addresses, taken: int) -> None:
+        """List what is asked for; it gets addresses behind those ``taken``."""
+        _segments.list_requests(self._memory, addresses.base, addresses.size, taken)
 
-    def give_all_but(self, held: Collection[int]) -> None:
-        """Every page is free but for these."""
-        free = (page for page in range(_segments.pages(self._memory)) if page not in held)
-        _segments.give(self._memory, array(_NUMBERS, free).tobytes(), True)
+    def answer(self, addresses: Addresses, size: int, places: Iterable[tuple[int, int]]) -> None:
+        """Answer requests of these sizes with these offsets, one after the other, in so many bytes."""
+        numbers = array(_SIZES, [number for place in places for number in place])
+        _segments.answer(self._memory, addresses.base, size, numbers.tobytes())

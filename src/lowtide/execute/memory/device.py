@@ -33,8 +33,8 @@ class Room:
         self.argument_bytes = sum(rounded(size, self.device.type) for size in storages.values())
         self.graph_bytes = 0
         """What is left alone on a CUDA device for graphs of the step."""
-        self.page_bytes = 0
-        """The part of it that is for pages that are not full."""
+        self.lost_bytes = 0
+        """The part of it that is for what their arena loses."""
         self.counts_reserved = False
         """Whether what PyTorch's allocator has reserved counts outside of the step, not what is allocated."""
         self.between_bytes = 0

@@ -1,0 +1,163 @@
+"""Memory for the operators of a step that is captured: first their requests are listed, then answered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from lowtide.device_internals import allocations_of
+from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.layout import Layout, Requests
+from lowtide.execute.graphs.pages import PAGE
+from lowtide.execute.graphs.reasons import CannotCaptureError
+from lowtide.execute.graphs.segments import Pages
+from lowtide.units import format_bytes
+
+__all__ = ["Answering", "Listing", "Memory"]
+
+
+class Memory(Protocol):
+    """Where operators allocate while they are captured."""
+
+    addresses: Addresses
+    pages: Sequence[int]
+    """Their numbers, in the order of the addresses."""
+
+    @property
+    def operator(self) -> int:
+        """How many have run."""
+
+    def open(self) -> None:
+        """A part is captured from here on."""
+
+    def close(self) -> None:
+        """Its end."""
+
+    def begin(self) -> None:
+        """An operator is going to run."""
+
+    def ran(self, stay: Mapping[int, int]) -> Collection[int]:
+        """It has left storages of so many bytes, by address: those among them that lie here."""
+
+    def died(self, address: int) -> None:
+        """A storage is gone."""
+
+
+class Listing:
+    """Addresses that follow one another: nothing runs, so one page is behind all of them."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages, self.addresses, self._requests = pages, Addresses(), Requests()
+        self.pages: Sequence[int] = ()
+        self._taken = 0
+        self._before = (0, 0)
+        if not pages.grow(1):
+            raise CannotCaptureError("the device has no memory left for them")
+
+    @property
+    def operator(self) -> int:
+        """How many have run."""
+        return len(self._requests)
+
+    def open(self) -> None:
+        """A part is captured from here on."""
+        self._pages.list_requests(self.addresses, self._taken)
+
+    def close(self) -> None:
+        """Its end."""
+        self._taken = segments.taken()
+        self.addresses.mapped.update(range(self._taken // PAGE))
+
+    def begin(self) -> None:
+        """An operator is going to run."""
+        segments.listed(self.addresses)
+        self._before = allocations_of(self._pages.index)
+
+    def ran(self, stay: Mapping[int, int]) -> Collection[int]:
+        """It has left storages of so many bytes, by address: those among them that lie here."""
+        count, size = allocations_of(self._pages.index)
+        return self._requests.ran(
+            segments.listed(self.addresses),
+            {address: size for address, size in stay.items() if address in self.addresses},
+            allocations=count - self._before[0],
+            asked=size - self._before[1],
+        )
+
+    def died(self, address: int) -> None:
+        """A storage is gone."""
+        self._requests.died(address)
+
+    def layout(self) -> Layout:
+        """Places for all that was asked for."""
+        return self._requests.layout()
+
+
+class Answering:
+    """An arena, in which every request has its place."""
+
+    def __init__(self, pages: Pages, layout: Layout, held: Collection[int], most: int) -> None:
+        """Its pages are those that nobody has ``held``; so many bytes of them are there at ``most``."""
+        self._pages, self._layout, self._operator = pages, layout, 0
+        self._deaths: dict[int, int] = {}
+        """By address of a storage that is alive: the operator whose results may lie there."""
+        self._expected = 0
+        """Requests of this part so far."""
+        count = math.ceil(layout.bytes / PAGE)
+        missing = (count + len(held)) * PAGE - most // PAGE * PAGE
+        if missing > 0:
+            raise CannotCaptureError(
+                f"they need {format_bytes(missing)} more than the budget leaves for them"
+            )
+        there = pages.grow(count + len(held))
+        free = [page for page in range(there) if page not in held][:count]
+        if len(free) < count:
+            raise CannotCaptureError("the device has no memory left for them")
+        self.addresses = Addresses(count)
+        self.pages: Sequence[int] = free
+        pages.put_behind(self.addresses, free)
+
+    @property
+    def operator(self) -> int:
+        """How many have run."""
+        return self._operator
+
+    def open(self) -> None:
+        """A part is captured from here on."""
+        self._expected = 0
+        places = [place for operator in self._layout.operators[self._operator :] for place in operator]
+        self._pages.answer(self.addresses, self._layout.bytes, [(one.size, one.offset) for one in places])
+
+    def close(self) -> None:
+        """Its end."""
+
+    def begin(self) -> None:
+        """An operator is going to run: what dies before it is gone."""
+        if any(death <= self._operator for death in self._deaths.values()):
+            raise CannotCaptureError("a tensor lives longer than it did at first")
+
+    def ran(self, stay: Mapping[int, int]) -> Collection[int]:
+        """It has left storages of so many bytes, by address: those among them that lie here."""
+        operators, now = self._layout.operators, self._operator
+        places = operators[now] if now < len(operators) else ()
+        self._operator += 1
+        self._expected += len(places)
+        answered, unplanned = segments.answered()
+        if unplanned or answered != self._expected:
+            raise CannotCaptureError("operators ask for other memory than they did at first")
+        mine = set()
+        for address, size in stay.items():
+            offset = address - self.addresses.base
+            place = next((one for one in places if one.offset <= offset < one.offset + one.used), None)
+            if place is None:
+                continue
+            if offset + size > place.offset + place.used:
+                raise CannotCaptureError("a tensor is larger than it was at first")
+            self._deaths[address] = place.death
+            mine.add(address)
+        return mine
+
+    def died(self, address: int) -> None:
+        """A storage is gone."""
+        del self._deaths[address]
