@@ -27,6 +27,7 @@ __all__ = [
     "profiler_runs",
     "record_range",
     "release_pool",
+    "reserved_for",
     "start_memory_recorder",
     "stop_allocating_to_pool",
     "stop_memory_recorder",
@@ -147,6 +148,13 @@ def blocks_of_memory(within: range) -> Iterator[tuple[int, int]]:
 def large_allocations(device: int) -> int:
     """How many tensors of more than 1 MiB were allocated so far. Seen in 2.11, 2.13."""
     return int(torch._C._cuda_memoryStats(device)["allocation"]["large_pool"]["allocated"])
+
+
+def reserved_for(pool: tuple[int, int] | None) -> int:
+    """Bytes of the segments that PyTorch's allocator has for a pool of CUDA graphs. Seen in 2.11, 2.13."""
+    cuda: Any = torch.cuda
+    mine = (one for one in cuda.memory_snapshot() if tuple(one["segment_pool_id"]) == pool)
+    return sum(one["total_size"] for one in mine)
 
 
 def allocations_of(device: int) -> tuple[int, int]:

@@ -67,6 +67,18 @@ def usual(model, step, optimizer):
         yield loss
 
 
+def one_batch(model, step, optimizer):
+    """The batch is the same memory, with other values, until it is not."""
+    x, y = next(batches(model, 1))
+    for number, (values, classes) in enumerate(batches(model, 12)):
+        x, y = (x.copy_(values), y.copy_(classes)) if number < 8 else (values, classes)
+        optimizer.zero_grad()
+        loss = step(model, x, y)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
 def kept_gradients(model, step, optimizer):
     for x, y in batches(model, 8):
         optimizer.zero_grad(set_to_none=False)
@@ -189,4 +201,4 @@ def many(model, step, optimizer, count=10_000):
         optimizer.zero_grad(set_to_none=chance.random() < 0.8)
 
 
-LOOPS = [usual, kept_gradients, accumulated, evaluated, other_shapes, held, moved, two_at_once]
+LOOPS = [usual, one_batch, kept_gradients, accumulated, evaluated, other_shapes, held, moved, two_at_once]

@@ -15,8 +15,9 @@ from torch import nn
 import lowtide
 from lowtide.device_internals import uses_of_storage
 from lowtide.execute.compile.family import Shapes
+from lowtide.execute.graphs.captured_step import undisturbed
 from lowtide.execute.graphs.part import SharedStorage, Value
-from lowtide.execute.graphs.replay import Replay, undisturbed
+from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.runtime.copies import Form
 from lowtide.plan.program.instructions import Run
 from tests.execute.graphs.loops import (
@@ -120,6 +121,7 @@ class _Stopwatch:
 
 class _Tapes:
     device_type = "cpu"
+    unplanned_bytes = 0
     took = (1.0, 1.0)
     """Seconds as always, and as graphs."""
 
@@ -265,6 +267,26 @@ def test_arguments_on_the_host_are_named(tapes, monkeypatch):
     step(model, x).backward()
     assert not any(one.made for one in tapes)
     assert "graphs     none: an argument of the step is on the host" in step.explain()
+
+
+def test_a_batch_that_never_moves_is_read_in_place(tapes):
+    torch.manual_seed(0)
+    model = Network(width=4)
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, verify=False, graphs="auto")
+    for _ in range(5):
+        step(model, x, y).backward()
+        model.zero_grad()
+    (tape,) = tapes[-1].made
+    assert any(one is x for one in tape.graphs[0].arguments)
+    step(model, x.clone(), y).backward()  # from here on, batches are copied
+    again = tapes[-1].made[-1]
+    assert len(tapes[-1].made) == 2
+    assert not any(one is x for one in again.graphs[0].arguments)
+    for _ in range(3):
+        model.zero_grad()
+        step(model, x, y).backward()
+    assert len(tapes[-1].made) == 2
 
 
 def test_a_batch_that_is_updated_is_not_copied(tapes):

@@ -68,8 +68,6 @@ class _Memset(NamedTuple):
     where: int
     value: int
     words: int
-    before: Sequence[int]
-    after: Sequence[int]
 
 
 @cache
@@ -84,7 +82,7 @@ def _function(context: int) -> int:
 
 
 def by_kernels(graph: int) -> int:
-    """Replace small memsets of a captured graph, which is not instantiated yet; how many there were.
+    """Replace small memsets of a captured graph, which is not instantiated yet; how many were replaced.
 
     Those whose place in the graph its driver cannot tell are left alone. A DriverError comes where one could
     be told and not replaced: the graph cannot be used then.
@@ -96,9 +94,7 @@ def by_kernels(graph: int) -> int:
         found = [one for node in _listed("cuGraphGetNodes", graph) if (one := _memset(node)) is not None]
     except DriverError:
         return 0
-    for one in found:
-        _replace(graph, function, one)
-    return len(found)
+    return sum(_replaced(graph, function, one) for one in found)
 
 
 def _listed(name: str, of: int) -> list[int]:
@@ -113,7 +109,7 @@ def _listed(name: str, of: int) -> list[int]:
 
 
 def _memset(node: int) -> _Memset | None:
-    """A node that sets a few words, and its place in the graph."""
+    """What a node sets, if these are a few words."""
     kind = ctypes.c_int(-1)
     call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
     if kind.value != _MEMSET:
@@ -123,13 +119,7 @@ def _memset(node: int) -> _Memset | None:
     size, word = params.element * params.width, _word(params.value, params.element)
     if word is None or params.height != 1 or size % 4 or params.where % 4 or not 0 < size <= 4 * _MOST_WORDS:
         return None
-    try:
-        before, after = (
-            _listed(name, node) for name in ("cuGraphNodeGetDependencies", "cuGraphNodeGetDependentNodes")
-        )
-    except DriverError:  # it is bound to another node in a way that these do not tell
-        return None
-    return _Memset(node, params.where, word, size // 4, before, after)
+    return _Memset(node, params.where, word, size // 4)
 
 
 def _word(value: int, element: int) -> int | None:
@@ -141,7 +131,14 @@ def _word(value: int, element: int) -> int | None:
     )
 
 
-def _replace(graph: int, function: int, one: _Memset) -> None:
+def _replaced(graph: int, function: int, one: _Memset) -> bool:
+    """Put a kernel into the place of a node; False where that place is not known."""
+    try:  # now: its neighbours may have been replaced
+        before, after = (
+            _listed(name, one.node) for name in ("cuGraphNodeGetDependencies", "cuGraphNodeGetDependentNodes")
+        )
+    except DriverError:  # it is bound to another node in a way that these do not tell
+        return False
     arguments: list[Any] = [
         ctypes.c_uint64(one.where), ctypes.c_uint32(one.value), ctypes.c_uint32(one.words),
     ]  # fmt: skip
@@ -149,13 +146,19 @@ def _replace(graph: int, function: int, one: _Memset) -> None:
     params = _KernelParams(function=function, arguments=ctypes.addressof(pointers))
     params.grid[:] = [1, 1, 1]
     params.block[:] = [_THREADS if one.words > 1 else 1, 1, 1]
-    node, before = ctypes.c_void_p(), (ctypes.c_void_p * len(one.before))(*one.before)
+    node = ctypes.c_void_p()
     call(
-        "cuGraphAddKernelNode_v2", ctypes.byref(node), ctypes.c_void_p(graph), before,
-        ctypes.c_size_t(len(one.before)), ctypes.byref(params),
+        "cuGraphAddKernelNode_v2", ctypes.byref(node), ctypes.c_void_p(graph), _array(before),
+        ctypes.c_size_t(len(before)), ctypes.byref(params),
     )  # fmt: skip
-    if one.after:
-        count = len(one.after)
-        here, there = (ctypes.c_void_p * count)(*[node.value] * count), (ctypes.c_void_p * count)(*one.after)
-        call("cuGraphAddDependencies", ctypes.c_void_p(graph), here, there, ctypes.c_size_t(count))
+    if after:
+        here = _array([node.value] * len(after))
+        call(
+            "cuGraphAddDependencies", ctypes.c_void_p(graph), here, _array(after), ctypes.c_size_t(len(after))
+        )
     call("cuGraphDestroyNode", ctypes.c_void_p(one.node))
+    return True
+
+
+def _array(nodes: Sequence[int | None]) -> Any:
+    return (ctypes.c_void_p * len(nodes))(*nodes)

@@ -17,6 +17,7 @@ from lowtide.device_internals import (
     free_library_workspaces,
     lost_in_fork,
     release_pool,
+    reserved_for,
     stop_allocating_to_pool,
     uses_of_storage,
 )
@@ -226,6 +227,11 @@ class Tapes:
     def size(self) -> int:
         """Bytes of the memory."""
         return 0 if self._pages is None else self._pages.size
+
+    @property
+    def unplanned_bytes(self) -> int:
+        """What PyTorch's allocator has reserved for graphs beside it: small tensors, and what libraries keep."""
+        return reserved_for(self._graph_pool)
 
     def watched(self) -> None:
         """A step is going to run that tells what graphs of it need: have libraries hold nothing before."""

@@ -11,8 +11,9 @@ import torch
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
 from lowtide.execute.graphs.beside import Beside
+from lowtide.execute.graphs.captured_step import CapturedStep, undisturbed
 from lowtide.execute.graphs.layout import Layout
-from lowtide.execute.graphs.part import Replayable, Tape, Tapes, Value
+from lowtide.execute.graphs.part import Replayable, Tapes, Value
 from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.runtime.copies import Form
@@ -23,7 +24,7 @@ from lowtide.trace.step.group import Group
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
-__all__ = ["Replay", "replayed", "undisturbed"]
+__all__ = ["Replay", "replayed"]
 
 _WATCHED, _ORDINARY = 1, 2
 """Calls that run as always at first: one that is watched while libraries set up what they keep, and one that
@@ -34,29 +35,6 @@ _SMALL = 1 << 20
 """Results of so many bytes are copied, so that users may keep them."""
 
 
-class _Step:
-    """Both parts of the step, captured for what users hold of earlier steps."""
-
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
-        self.static: dict[int, torch.Tensor] = {}
-        """Copies of the batch, by argument."""
-        self.fixed: dict[int, int] = {}
-        """Addresses of parameters and buffers, by argument."""
-        self.forward: Replayable | None = None
-        self.outputs: list[Any] = []
-        """Tensors among them as values."""
-        self.saved: list[torch.Tensor] | None = None
-        """What forward has left for the backward that is still to be captured."""
-        self.where: list[tuple[Form, int]] = []
-        """Where the tensors among them lie."""
-        self.others: list[Any] = []
-        """Bytes on the host and random states among them."""
-        self.tangents: list[torch.Tensor] = []
-        self.backward: Replayable | None = None
-        self.gradients: list[Any] = []
-
-
 class _Pending(NamedTuple):
     """A forward that was replayed, until its backward comes."""
 
@@ -64,7 +42,7 @@ class _Pending(NamedTuple):
     """Whether it cannot come any more."""
     token: int
     """The address of what autograd keeps in place of the tensors that forward saves."""
-    tape: _Step
+    tape: CapturedStep
 
 
 class Replay:
@@ -76,7 +54,7 @@ class Replay:
         self.reason = reasons.known_before(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
-        self._tapes: list[_Step] = []
+        self._tapes: list[CapturedStep] = []
         self._faster: bool | None = None
         """Whether the step is faster by graphs, once that is known."""
         self._pending: _Pending | None = None
@@ -100,6 +78,8 @@ class Replay:
         self._layout: Layout | None = None
         """Where everything lies, once the step's requests for memory are listed."""
         self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
+        self._places: set[tuple[int, ...]] = set()
+        """Where the batch lay in all calls; two of the places, if there were several."""
         self._later: str | None = None
         """Why the step is to run as always, once the backward that is still to come has run."""
 
@@ -119,8 +99,11 @@ class Replay:
             return f"graphs     none: {self.reason}"
         if not self.replays:
             return "graphs     captured at the third step"
-        size = format_bytes(self.arena_bytes)
-        return f"graphs     forward and backward each replay as one CUDA graph, in {size} of their own"
+        size, rest = format_bytes(self.arena_bytes), format_bytes(self._made.unplanned_bytes)
+        return (
+            f"graphs     forward and backward each replay as one CUDA graph, in an arena of {size}; "
+            f"small tensors and libraries have {rest} by PyTorch's allocator"
+        )
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """As the interpreter's."""
@@ -159,7 +142,7 @@ class Replay:
         self._interpreter.apart = []
         return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
 
-    def _replayed(self, arguments: Sequence[Any]) -> _Step | None:
+    def _replayed(self, arguments: Sequence[Any]) -> CapturedStep | None:
         """What has replayed the forward that this is the backward of, if anything."""
         if self._pending is None or None not in self._leaf:
             return None
@@ -203,13 +186,13 @@ class Replay:
             self._beside.set_out(part)
             graph.replay()
 
-    def _tape(self, arguments: Sequence[Any]) -> _Step | None:
+    def _tape(self, arguments: Sequence[Any]) -> CapturedStep | None:
         """Graphs for this call, captured if need be; None where it runs as always."""
         if not self._may_replay(arguments) or self._waits() or self._slower():
             return None
-        addresses = {k: arguments[k].data_ptr() for k in self._resident}
+        addresses = self._fixed(arguments)
         if any(one.fixed != addresses for one in self._tapes):
-            self.release(None)  # the model was moved
+            self.release(None)  # the model was moved, or the batch
         found = next(
             (k for k in range(len(self._tapes)) if undisturbed([t.tape for t in self._tapes], k)), None
         )
@@ -225,6 +208,19 @@ class Replay:
         self.release(why)
         return None
 
+    def _fixed(self, arguments: Sequence[Any]) -> dict[int, int]:
+        """Where lies what is read in place: parameters, buffers, and a batch that never moves."""
+        if len(self._places) < 2:
+            self._places.add(tuple(arguments[k].data_ptr() for k in self._batch(arguments)))
+        batch = self._batch(arguments) if len(self._places) == 1 else ()
+        return {k: arguments[k].data_ptr() for k in (*self._resident, *batch)}
+
+    def _batch(self, arguments: Sequence[Any]) -> Iterator[int]:
+        """The tensors of the batch, by argument."""
+        return (
+            k for k, one in enumerate(arguments) if k not in self._resident and isinstance(one, torch.Tensor)
+        )
+
     def _may_replay(self, arguments: Sequence[Any]) -> bool:
         """Whether a call like this one could be replayed; the first ones are not."""
         watched = self._interpreter.watching or calls_are_watched() or saved_tensors_are_hooked()
@@ -237,6 +233,7 @@ class Replay:
         if self._calls == _WATCHED and self._tangents is None:
             return False  # its backward never came: watch this call
         self._calls += 1
+        self._fixed(arguments)
         return self._calls > _ORDINARY
 
     def _waits(self) -> bool:
@@ -262,7 +259,7 @@ class Replay:
         return self.reason is not None
 
     def _captured(
-        self, tape: _Step, part: int, run: Callable[[list[Any]], list[Any]], given: list[Any]
+        self, tape: CapturedStep, part: int, run: Callable[[list[Any]], list[Any]], given: list[Any]
     ) -> tuple[Replayable, list[Any]]:
         assert self._beside is not None
         beside = self._beside
@@ -282,7 +279,7 @@ class Replay:
         assert self._tangents is not None
         interpreter, count = self._interpreter, len(self._interpreter.joint.outputs)
         listing = self._made.listing(device)
-        tape = _Step(listing)
+        tape = CapturedStep(listing)
         try:
             forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
             tape.outputs, saved = results[:count], results[count:]
@@ -296,19 +293,24 @@ class Replay:
             tape.outputs, tape.gradients = [], []
             listing.close()
 
-    def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> _Step:
+    def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> CapturedStep:
         device = _device(arguments)
         given, static = list(arguments), {}
-        for k, value in enumerate(given):
-            if isinstance(value, torch.Tensor) and k not in self._resident:
+        for k in self._batch(arguments):
+            if k not in addresses:
+                value = arguments[k]
                 copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
                 static[k] = given[k] = copy.copy_(value)
         listed: list[Replayable] = []
         if self._layout is None:
             self._layout, listed = self._listed(given, device)
         held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
-        tape = _Step(self._made.new(device, self._layout, held, self._room()))
+        tape = CapturedStep(self._made.new(device, self._layout, held, self._room()))
         tape.fixed, tape.static = addresses, static
+        batch = (
+            one for k, one in enumerate(given) if isinstance(one, torch.Tensor) and k not in self._resident
+        )
+        tape.batch = {one.untyped_storage().data_ptr() for one in batch}
         self._tapes.append(tape)
         interpreter = self._interpreter
         tape.forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
@@ -316,7 +318,7 @@ class Replay:
         count = len(interpreter.joint.outputs)
         outputs, saved = results[:count], results[count:]
         del results
-        ours = {given[k].untyped_storage().data_ptr() for k in (*tape.static, *self._resident)}
+        ours = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
         for one in outputs:
             if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in ours:
                 raise CannotCaptureError("the step returns one of its arguments")
@@ -327,7 +329,7 @@ class Replay:
         tape.others = saved[len(tensors) :]
         return tape
 
-    def _capture_backward(self, tape: _Step, values: Sequence[Any]) -> None:
+    def _capture_backward(self, tape: CapturedStep, values: Sequence[Any]) -> None:
         interpreter, kept = self._interpreter, len(self._leaf)
         assert tape.saved is not None
         tape.tangents = [torch.empty_like(one) for one in values[kept:]]
@@ -336,7 +338,7 @@ class Replay:
         graph, results = self._captured(tape, 1, interpreter.run_backward, given)
         if interpreter.apart:
             raise CannotCaptureError("gradients are returned use by use")
-        own = {one.untyped_storage().data_ptr() for one in (*tape.tangents, *tape.static.values())}
+        own = {one.untyped_storage().data_ptr() for one in tape.tangents} | tape.batch
         for one in results:
             if one is not None and one.untyped_storage().data_ptr() in own:
                 raise CannotCaptureError("a gradient is the gradient of the loss itself")
@@ -345,7 +347,7 @@ class Replay:
         del results
         tape.tape.settle()
 
-    def _backward_as_always(self, tape: _Step, values: Sequence[Any], why: str) -> list[Any]:
+    def _backward_as_always(self, tape: CapturedStep, values: Sequence[Any], why: str) -> list[Any]:
         """The backward of a forward that was replayed, where it cannot be captured itself."""
         assert self._beside is not None
         saved = [tape.tape.again(form, address) for form, address in tape.where]
@@ -363,20 +365,6 @@ class Replay:
         assert plan is not None
         leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
         return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._lost_bytes
-
-
-def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
-    """Whether a replay of one of the tapes, in the order of their capture, writes over nothing that is held.
-
-    Small storages lie in the pool that all graphs share. It was theirs alone for later captures; earlier ones
-    may have used the place for something else.
-    """
-    for k, tape in enumerate(tapes):
-        for one in tape.storages:
-            earlier = not one.pages and k > number
-            if one.held and (k == number or earlier or one.pages & tapes[number].used):
-                return False
-    return True
 
 
 def replayed(interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:

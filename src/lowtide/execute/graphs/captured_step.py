@@ -1,0 +1,52 @@
+"""Both parts of a step as graphs, and which of several such steps may be replayed now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lowtide.execute.graphs.part import Replayable, Tape
+from lowtide.execute.runtime.copies import Form
+
+__all__ = ["CapturedStep", "undisturbed"]
+
+
+class CapturedStep:
+    """Both parts of the step, captured for what users hold of earlier steps."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.static: dict[int, torch.Tensor] = {}
+        """Copies of the batch, by argument."""
+        self.batch: set[int] = set()
+        """The storages of the batch that it reads, copies or not."""
+        self.fixed: dict[int, int] = {}
+        """Addresses of parameters and buffers, and of a batch that is not copied, by argument."""
+        self.forward: Replayable | None = None
+        self.outputs: list[Any] = []
+        """Tensors among them as values."""
+        self.saved: list[torch.Tensor] | None = None
+        """What forward has left for the backward that is still to be captured."""
+        self.where: list[tuple[Form, int]] = []
+        """Where the tensors among them lie."""
+        self.others: list[Any] = []
+        """Bytes on the host and random states among them."""
+        self.tangents: list[torch.Tensor] = []
+        self.backward: Replayable | None = None
+        self.gradients: list[Any] = []
+
+
+def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
+    """Whether a replay of one of the tapes, in the order of their capture, writes over nothing that is held.
+
+    Small storages lie in the pool that all graphs share. It was theirs alone for later captures; earlier ones
+    may have used the place for something else.
+    """
+    for k, tape in enumerate(tapes):
+        for one in tape.storages:
+            earlier = not one.pages and k > number
+            if one.held and (k == number or earlier or one.pages & tapes[number].used):
+                return False
+    return True
