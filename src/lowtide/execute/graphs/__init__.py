@@ -1,15 +1,19 @@
 """Forward and backward of a planned step, each replayed as one CUDA graph, in memory of their own.
 
 Goes in: an Interpreter (``runtime/``) and its plan. Comes out: the same results without a launch from Python.
-Addresses are fixed while a part is captured, and each allocation gets one that no other has. Only then are
-pages of memory put behind the addresses: two of them share a page where they are never live together.
+A step is captured twice: once to list what its operators ask for, and, when every request has a place in one
+arena, to run there.
 
-- ``pages.py``: which page is behind which address.
-- ``driver.py``: addresses and pages, by CUDA's driver.
-- ``segments.py``: has PyTorch's allocator take its addresses there; compiled in ``_segments.c``.
+- ``pages.py``: pages of memory by their numbers.
+- ``driver.py``: addresses of the device, by CUDA's driver.
+- ``layout.py``: where in the arena everything lies.
+- ``arena.py``: requests for memory are listed, or answered.
+- ``segments.py``: has PyTorch's allocator take its segments there; compiled in ``_segments.c``.
 - ``recorder.py``: what lives how long while a part is captured.
 - ``operator_parts.py``: operators that are captured in parts.
+- ``memsets.py``: small memsets of a graph as kernels.
 - ``part.py``: one captured part.
+- ``captured_step.py``: both parts, and whether they may be replayed.
 - ``beside.py``: copies to the host and random numbers of a captured part.
 - ``stopwatch.py``: whether graphs are faster.
 - ``reasons.py``: why a step is not captured.
