@@ -28,12 +28,12 @@ IN_WHEEL = (
     "lowtide/py.typed",
     "lowtide/report/page/page.html",
     "lowtide/plan/recompute/annealing/_anneal.abi3.so",
-    "lowtide/execute/graphs/_segments.abi3.so",
+    "lowtide/execute/graphs/arena/_segments.abi3.so",
 )
 IN_SOURCE = (
     "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "docs/quickstart.md", "docs/conf.py", "web/package-lock.json",
     "web/src/app.tsx", "tests/conftest.py", "src/lowtide/plan/recompute/annealing/_anneal.c",
-    "src/lowtide/execute/graphs/_segments.c", "src/lowtide/report/page/page.html",
+    "src/lowtide/execute/graphs/arena/_segments.c", "src/lowtide/report/page/page.html",
 )  # fmt: skip
 TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.arena.driver import Addresses
+from lowtide.execute.graphs.arena.segments import Pages
 from lowtide.execute.graphs.replay import Replay
-from lowtide.execute.graphs.segments import Pages
 from lowtide.execute.kernels import ways
 from lowtide.plan.program.instructions import Run
 from tests.execute.graphs.loops import (

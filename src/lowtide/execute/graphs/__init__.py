@@ -4,11 +4,7 @@ Goes in: an Interpreter (``runtime/``) and its plan. Comes out: the same results
 A step is captured twice: once to list what its operators ask for, and, when every request has a place in one
 arena, to run there.
 
-- ``pages.py``: pages of memory by their numbers.
-- ``driver.py``: addresses of the device, by CUDA's driver.
-- ``layout.py``: where in the arena everything lies.
-- ``arena.py``: requests for memory are listed, or answered.
-- ``segments.py``: has PyTorch's allocator take its segments there; compiled in ``_segments.c``.
+- ``arena/``: what is asked for, the places, and the memory behind them.
 - ``recorder.py``: what lives how long while a part is captured.
 - ``operator_parts.py``: operators that are captured in parts.
 - ``memsets.py``: small memsets of a graph as kernels.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lowtide.execute.calls.random_state import generator_of, random_state, replayed
-from lowtide.execute.graphs.reasons import CannotCaptureError
+from lowtide.execute.graphs.arena.errors import CannotCaptureError
 from lowtide.execute.runtime.copies import CudaTransfers, Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.plan.program.instructions import Instruction, Send

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from lowtide.execute.graphs.part import Replayable, Tape
 from lowtide.execute.runtime.copies import Form
 
-__all__ = ["CapturedStep", "undisturbed"]
+__all__ = ["CapturedStep", "Pending", "undisturbed"]
 
 
 class CapturedStep:
@@ -36,6 +36,16 @@ class CapturedStep:
         self.tangents: list[torch.Tensor] = []
         self.backward: Replayable | None = None
         self.gradients: list[Any] = []
+
+
+class Pending(NamedTuple):
+    """A forward that was replayed, until its backward comes."""
+
+    gone: Callable[[], bool]
+    """Whether it cannot come any more."""
+    token: int
+    """The address of what autograd keeps in place of the tensors that forward saves."""
+    tape: CapturedStep
 
 
 def undisturbed(tapes: Sequence[Tape], number: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from lowtide.execute.graphs.driver import DriverError, call
+from lowtide.execute.graphs.arena.driver import DriverError, call
 
 __all__ = ["by_kernels"]
 

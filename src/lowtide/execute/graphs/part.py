@@ -21,15 +21,15 @@ from lowtide.device_internals import (
     stop_allocating_to_pool,
     uses_of_storage,
 )
-from lowtide.execute.graphs.arena import Answering, Listing
+from lowtide.execute.graphs.arena.driver import Addresses
+from lowtide.execute.graphs.arena.errors import CannotCaptureError
+from lowtide.execute.graphs.arena.layout import ArenaLayout
+from lowtide.execute.graphs.arena.memory import Answering, Listing
+from lowtide.execute.graphs.arena.pages import pages_of
+from lowtide.execute.graphs.arena.segments import Pages
 from lowtide.execute.graphs.beside import Beside
-from lowtide.execute.graphs.driver import Addresses
-from lowtide.execute.graphs.layout import Layout
 from lowtide.execute.graphs.memsets import by_kernels
-from lowtide.execute.graphs.pages import pages_of
-from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
-from lowtide.execute.graphs.segments import Pages
 from lowtide.execute.graphs.stopwatch import Stopwatch
 from lowtide.execute.memory import reserved
 from lowtide.execute.runtime.copies import Form
@@ -207,7 +207,7 @@ class ListingTape(Tape):
     def _complete(self, graph: Any) -> None:
         """It is not replayed."""
 
-    def layout(self) -> Layout:
+    def layout(self) -> ArenaLayout:
         """Places for everything, once both parts are captured."""
         return self._listing.layout()
 
@@ -230,7 +230,7 @@ class Tapes:
 
     @property
     def unplanned_bytes(self) -> int:
-        """What PyTorch's allocator has reserved for graphs beside it: small tensors, and what libraries keep."""
+        """What PyTorch's allocator has beside it for graphs: small tensors, and what libraries keep."""
         return reserved_for(self._graph_pool)
 
     def watched(self) -> None:
@@ -258,7 +258,7 @@ class Tapes:
         """A tape that nothing is replayed from: it tells what a step asks for."""
         return ListingTape(self._there(device), self._graph_pool, libraries=self._libraries)
 
-    def new(self, device: torch.device, layout: Layout, held: Collection[int], most: int) -> Tape:
+    def new(self, device: torch.device, layout: ArenaLayout, held: Collection[int], most: int) -> Tape:
         """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
         pages = self._there(device)
         memory = Answering(pages, layout, held, most)

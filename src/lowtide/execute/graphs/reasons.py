@@ -6,18 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from lowtide.execute.graphs import segments
+from lowtide.execute.graphs.arena import segments
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Role
 from lowtide.plan.program.instructions import Body, Send
 from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["CannotCaptureError", "known_before", "of_error"]
-
-
-class CannotCaptureError(Exception):
-    """Why a part cannot be replayed as a graph, in words."""
+__all__ = ["known_before", "of_error"]
 
 
 def known_before(interpreter: Interpreter) -> str | None:

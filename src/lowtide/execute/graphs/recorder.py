@@ -18,8 +18,8 @@ from lowtide.device_internals import (
     large_allocations,
     stop_allocating_to_pool,
 )
-from lowtide.execute.graphs import segments
-from lowtide.execute.graphs.arena import Memory
+from lowtide.execute.graphs.arena import segments
+from lowtide.execute.graphs.arena.memory import CaptureMemory
 from lowtide.execute.graphs.operator_parts import OperatorParts, parts_of
 from lowtide.torch_internals import TorchDispatchMode, tree_leaves
 from lowtide.trace.step.group import Group
@@ -110,7 +110,7 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
     """Has each operator that allocates much do so from a pool of its own."""
 
     def __init__(
-        self, memory: Memory, device: int, graph_pool: Any, alive: list[Alive], large: Collection[int]
+        self, memory: CaptureMemory, device: int, graph_pool: Any, alive: list[Alive], large: Collection[int]
     ) -> None:
         """``large`` are the operators that allocate much, by their number."""
         super().__init__("cuda")

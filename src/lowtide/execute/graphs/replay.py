@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
+from lowtide.execute.graphs.arena.errors import CannotCaptureError
+from lowtide.execute.graphs.arena.layout import ArenaLayout
 from lowtide.execute.graphs.beside import Beside
-from lowtide.execute.graphs.captured_step import CapturedStep, undisturbed
-from lowtide.execute.graphs.layout import Layout
+from lowtide.execute.graphs.captured_step import CapturedStep, Pending, undisturbed
 from lowtide.execute.graphs.part import Replayable, Tapes, Value
-from lowtide.execute.graphs.reasons import CannotCaptureError
 from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -35,16 +35,6 @@ _SMALL = 1 << 20
 """Results of so many bytes are copied, so that users may keep them."""
 
 
-class _Pending(NamedTuple):
-    """A forward that was replayed, until its backward comes."""
-
-    gone: Callable[[], bool]
-    """Whether it cannot come any more."""
-    token: int
-    """The address of what autograd keeps in place of the tensors that forward saves."""
-    tape: CapturedStep
-
-
 class Replay:
     """Forward and backward of one Program, by graphs where that is possible."""
 
@@ -57,7 +47,7 @@ class Replay:
         self._tapes: list[CapturedStep] = []
         self._faster: bool | None = None
         """Whether the step is faster by graphs, once that is known."""
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         """The latest forward, while its backward may still come."""
         joint = interpreter.joint
         leaves = {t: k for k, t in enumerate(joint.inputs) if t is not None}
@@ -75,7 +65,7 @@ class Replay:
         self._beside: Beside | None = None
         self._tangents: list[torch.Tensor] | None = None
         """What backward is given beside what forward has saved, without memory, once that was seen."""
-        self._layout: Layout | None = None
+        self._layout: ArenaLayout | None = None
         """Where everything lies, once the step's requests for memory are listed."""
         self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
         self._places: set[tuple[int, ...]] = set()
@@ -116,7 +106,7 @@ class Replay:
             copy.copy_(values[k])
         self._replay(0, tape.forward)
         token = torch.zeros(1, dtype=torch.uint8)
-        self._pending = _Pending(is_freed(token), token.data_ptr(), tape)
+        self._pending = Pending(is_freed(token), token.data_ptr(), tape)
         outputs = [_kept(one.now()) if isinstance(one, Value) else one for one in tape.outputs]
         return [*outputs, *(token if k is None else values[k] for k in self._leaf)]
 
@@ -271,7 +261,7 @@ class Replay:
 
         return tape.tape.captured(whole, given, self._groups, self._large[part], generators)
 
-    def _listed(self, given: Sequence[Any], device: torch.device) -> tuple[Layout, list[Replayable]]:
+    def _listed(self, given: Sequence[Any], device: torch.device) -> tuple[ArenaLayout, list[Replayable]]:
         """A place for everything: both parts are captured once for what they ask for alone.
 
         Hold their graphs until others are captured: PyTorch gives up a pool on the host with its last graph.

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from lowtide.errors import InfeasibleError
-from lowtide.execute.graphs.pages import SMALL
+from lowtide.execute.graphs.arena.pages import SMALL
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.reserved import refuse_elsewhere
 from lowtide.graph import RESIDENT_ROLES, Role

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from lowtide.execute.graphs.pages import PAGE, SMALL
+from lowtide.execute.graphs.arena.pages import PAGE, SMALL
 from lowtide.plan.address.place import place
 from lowtide.plan.address.types import Allocation
 
-__all__ = ["ALIGNMENT", "Layout", "Listed", "Place", "Requests"]
+__all__ = ["ALIGNMENT", "ArenaLayout", "Listed", "Place", "Requests"]
 
 ALIGNMENT = 512
 """Of all tensors in PyTorch's allocator."""
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """The number of that operator."""
 
 
-class Layout(NamedTuple):
+class ArenaLayout(NamedTuple):
     """The places of a step, by operators that allocate in the arena, in their order."""
 
     operators: tuple[tuple[Place, ...], ...]
@@ -106,7 +106,7 @@ class Requests:
         if not request.alive:
             request.death = len(self._operators)
 
-    def layout(self) -> Layout:
+    def layout(self) -> ArenaLayout:
         """A place for each."""
         end = len(self._operators)
         flat = [one for operator in self._operators for one in operator]
@@ -126,7 +126,7 @@ class Requests:
             tuple(Place(one.listed.size, offsets[id(one)], one.used, one.death or end) for one in operator)
             for operator in self._operators
         )
-        return Layout(operators, found.arena_bytes, found.live_bytes)
+        return ArenaLayout(operators, found.arena_bytes, found.live_bytes)
 
 
 def _rounded(one: _Request) -> int:

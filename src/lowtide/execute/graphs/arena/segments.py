@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from lowtide.execute.graphs.driver import Addresses
-from lowtide.execute.graphs.layout import Listed
-from lowtide.execute.graphs.pages import PAGE
+from lowtide.execute.graphs.arena.driver import Addresses
+from lowtide.execute.graphs.arena.layout import Listed
+from lowtide.execute.graphs.arena.pages import PAGE
 from lowtide.execute.memory import reserved
 
 try:
-    from lowtide.execute.graphs import _segments
+    from lowtide.execute.graphs.arena import _segments
 except ImportError:  # no compiler where it was installed
     _segments = None  # type: ignore[assignment]
 

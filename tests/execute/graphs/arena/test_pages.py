@@ -1,6 +1,6 @@
 """Pages of memory by their numbers."""
 
-from lowtide.execute.graphs.pages import PAGE, pages_of
+from lowtide.execute.graphs.arena.pages import PAGE, pages_of
 
 
 def test_bytes_lie_on_the_pages_that_they_touch():

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from lowtide.execute.graphs.pages import PAGE
+from lowtide.execute.graphs.arena.pages import PAGE
 
 __all__ = ["Addresses", "DriverError", "call"]
 

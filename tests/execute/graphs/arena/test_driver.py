@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from lowtide.execute.graphs import driver
-from lowtide.execute.graphs.driver import Addresses
+from lowtide.execute.graphs.arena import driver
+from lowtide.execute.graphs.arena.driver import Addresses
 
 
 @pytest.mark.parametrize("forked", [False, True])

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from lowtide.execute.graphs.layout import ALIGNMENT, Listed, Requests
-from lowtide.execute.graphs.pages import pages_of
+from lowtide.execute.graphs.arena.layout import ALIGNMENT, Listed, Requests
+from lowtide.execute.graphs.arena.pages import pages_of
 
 MIB = 1 << 20
 

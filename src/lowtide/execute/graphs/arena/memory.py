@@ -7,18 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from lowtide.device_internals import allocations_of
-from lowtide.execute.graphs import segments
-from lowtide.execute.graphs.driver import Addresses
-from lowtide.execute.graphs.layout import Layout, Requests
-from lowtide.execute.graphs.pages import PAGE
-from lowtide.execute.graphs.reasons import CannotCaptureError
-from lowtide.execute.graphs.segments import Pages
+from lowtide.execute.graphs.arena import segments
+from lowtide.execute.graphs.arena.driver import Addresses
+from lowtide.execute.graphs.arena.errors import CannotCaptureError
+from lowtide.execute.graphs.arena.layout import ArenaLayout, Requests
+from lowtide.execute.graphs.arena.pages import PAGE
+from lowtide.execute.graphs.arena.segments import Pages
 from lowtide.units import format_bytes
 
-__all__ = ["Answering", "Listing", "Memory"]
+__all__ = ["Answering", "CaptureMemory", "Listing"]
 
 
-class Memory(Protocol):
+class CaptureMemory(Protocol):
     """Where operators allocate while they are captured."""
 
     addresses: Addresses
@@ -89,7 +89,7 @@ class Listing:
         """A storage is gone."""
         self._requests.died(address)
 
-    def layout(self) -> Layout:
+    def layout(self) -> ArenaLayout:
         """Places for all that was asked for."""
         return self._requests.layout()
 
@@ -97,7 +97,7 @@ class Listing:
 class Answering:
     """An arena, in which every request has its place."""
 
-    def __init__(self, pages: Pages, layout: Layout, held: Collection[int], most: int) -> None:
+    def __init__(self, pages: Pages, layout: ArenaLayout, held: Collection[int], most: int) -> None:
         """Its pages are those that nobody has ``held``; so many bytes of them are there at ``most``."""
         self._pages, self._layout, self._operator = pages, layout, 0
         self._deaths: dict[int, int] = {}
