@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from lowtide.errors import InfeasibleError
 from lowtide.execute.graphs import room as rooms
@@ -43,8 +44,11 @@ def test_small_tensors_of_forward_are_needed_together_with_large_ones(sizes, los
     assert apart(planned(sizes)) <= lost + 512
 
 
-def late(count):
-    """The plain plan of a step whose one large tensor is gone before so many small ones come."""
+def late(count, spare=0):
+    """The plain plan of a step whose one large tensor is gone before so many small ones come.
+
+    Its budget is what it needs, and what it does not use of it.
+    """
     tensors = [
         Tensor("x", 5 * MIB, Role.INPUT, device="cuda"),
         Tensor("large", 2 * count * MIB, device="cuda"),
@@ -55,7 +59,8 @@ def late(count):
         ops.append(Op(f"f{k}", "f", inputs=(k + 1,), outputs=(k + 2,)))
     tensors.append(Tensor("g", 512, device="cuda"))
     ops.append(Op("b", "b", Phase.BACKWARD, tuple(range(2, count + 2)), (count + 2,)))
-    return plan_for(Graph(tuple(tensors), tuple(ops)), Costs(seconds=(1.0,) * len(ops)), 1 << 40)
+    plan = plan_for(Graph(tuple(tensors), tuple(ops)), Costs(seconds=(1.0,) * len(ops)), 1 << 40)
+    return replace(plan, budget_bytes=plan.predicted.peak_bytes + spare)
 
 
 def test_small_tensors_may_need_their_pool_when_the_arena_is_not_full():
@@ -77,6 +82,17 @@ def test_more_is_left_where_an_arena_needs_it():
     with_arena(made, there)
     assert asked == [48 * MIB, 89 * MIB + 512 + rooms._WHILE_IT_RUNS]
     assert there.lost_bytes == there.graph_bytes == asked[-1]
+
+
+def test_what_a_plan_does_not_use_is_there_for_its_arena():
+    asked, there = [], room(48 * MIB)
+
+    def made():
+        asked.append(1)
+        return late(90, spare=100 * MIB)
+
+    with_arena(made, there)
+    assert asked == [1]
 
 
 def test_a_budget_that_has_no_more_keeps_its_plan():

@@ -51,7 +51,8 @@ def with_arena(made: Callable[[], Plan], room: Room) -> Plan:
         room.graph_bytes = room.lost_bytes = 0
         plan = made()
     for _ in range(_PLANS if room.lost_bytes else 0):
-        missing = apart(plan) + _WHILE_IT_RUNS - room.lost_bytes
+        spare = room.lost_bytes + plan.budget_bytes - plan.predicted.peak_bytes
+        missing = apart(plan) + _WHILE_IT_RUNS - spare
         if missing <= 0:
             break
         before = room.graph_bytes, room.lost_bytes
