@@ -18,6 +18,7 @@ from lowtide.commands.common import (
     say,
     target_help,
 )
+from lowtide.commands.searching import search_progress
 from lowtide.errors import FileError, InfeasibleError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.needs import needs_torch
@@ -99,7 +100,7 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     for share in SHARES:
         doing = "capturing, planning, running, comparing …"
         _say(f"{share} of its memory: {doing}", as_json)
-        plan, note = _planned(built, share)
+        plan, note = _planned(built, share, quiet=as_json)
         found = _compared(built, plan, repeats)
         compared.append((plan, found))
         if not cases:
@@ -128,20 +129,22 @@ def _about(built: Built) -> str:
     return f"{what}; {parameters} parameters, batch of {batch}"
 
 
-def _planned(built: Built, share: str) -> tuple[Plan, str]:
+def _planned(built: Built, share: str, *, quiet: bool) -> tuple[Plan, str]:
     from lowtide.execute.fit import fit
 
-    example = (built.model, *built.batch)  # each plan is compared with eager PyTorch afterwards
+    example = (built.model, *built.batch)
+    options: dict[str, Any] = {"progress": search_progress(quiet=quiet)}
+    options["verify"] = False  # each plan is compared with eager PyTorch afterwards
     try:
-        return fit(built.loss, *example, budget=share, only="recompute", verify=False).plan, ""
+        return fit(built.loss, *example, budget=share, only="recompute", **options).plan, ""
     except InfeasibleError as error:
         smallest = error.smallest_budget
         too_small = f"without tiles no plan needs less than {format_bytes(smallest)}"
     try:
-        plan = fit(built.loss, *example, budget=share, only="recompute,tile", verify=False).plan
+        plan = fit(built.loss, *example, budget=share, only="recompute,tile", **options).plan
         return plan, f"{too_small}: this one runs in {plan.decisions.tiles} tiles"
     except InfeasibleError:
-        plan = fit(built.loss, *example, budget=smallest, verify=False).plan
+        plan = fit(built.loss, *example, budget=smallest, **options).plan
         return plan, f"{share} is too small: {too_small}"
 
 

@@ -22,6 +22,7 @@ from lowtide.commands.common import (
     say_written,
     target_help,
 )
+from lowtide.commands.searching import search_progress
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
@@ -104,7 +105,13 @@ def run(
         raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
+
+    def progress(text: str) -> None:
+        if not as_json:
+            say(f"{text} …", err=True)
+
     if budget is not None:
+        progress("capturing, measuring operators, planning")
         fitted = fit(
             built.loss,
             built.model,
@@ -114,6 +121,7 @@ def run(
             offload=leaving,
             optimizer=optimizer,
             kernels=kernels,
+            progress=search_progress(quiet=as_json),
         )
         plan = fitted.plan
         planner = _planned(plan)
@@ -134,7 +142,7 @@ def run(
         seed=seed,
         repeats=repeats,
         alone=program not in PROGRAMS,
-        progress=lambda text: None if as_json else say(f"{text} …", err=True),
+        progress=progress,
     )
     whole = found.as_file(built.name, device, plan)
     if output is not None:
