@@ -129,7 +129,7 @@ def _about(built: Built) -> str:
     return f"{what}; {parameters} parameters, batch of {batch}"
 
 
-def _planned(built: Built, share: str, *, quiet: bool) -> tuple[Plan, str]:
+def _planned(built: Built, share: str, *, quiet: bool = False) -> tuple[Plan, str]:
     from lowtide.execute.fit import fit
 
     example = (built.model, *built.batch)

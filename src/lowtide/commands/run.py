@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from lowtide.commands.before import graph_before
+from lowtide.commands.before import with_step_before
 from lowtide.commands.common import (
     SEED,
     device_option,
@@ -144,10 +144,11 @@ def run(
         alone=program not in PROGRAMS,
         progress=progress,
     )
-    whole = found.as_file(built.name, device, plan)
+    stored = plan if plan is None or output is None else with_step_before(built, plan)
+    whole = found.as_file(built.name, device, stored)
     if output is not None:
         where = environment(device.partition(":")[0])
-        whole = replace(whole, plain=graph_before(built, plan), environment=where)
+        whole = replace(whole, environment=where)
     outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}
