@@ -31,6 +31,7 @@ def test_a_word_now_and_again(monkeypatch):
 
 def test_every_stage_of_a_long_run_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(Pace, "due", lambda self: True)
+    monkeypatch.setattr("lowtide.commands.stages._EVERY", 0.01)
     result = CliRunner().invoke(
         cli, ["run", SMALL, "--budget", "70%", "--only", "recompute", "--repeats", "2"]
     )
@@ -39,12 +40,9 @@ def test_every_stage_of_a_long_run_says_how_far_it_is(monkeypatch):
     assert said[0] == "capturing, measuring operators, planning …"
     measured = [line for line in said if re.fullmatch(r"measured \d+ of \d+ operators …", line)]
     assert len(measured) > 10
-    assert any(
-        re.fullmatch(r"searching for \d+ s: best .* more, bound .*, gap [\d.]+% …", line) for line in said
-    )
-    assert [line for line in said if line.startswith("timing both: ")] == [
-        f"timing both: {k} of 3 times …" for k in (1, 2, 3)
-    ]
+    doing = "capturing, measuring operators, planning"
+    assert any(re.fullmatch(doing + r": \d+ s, best .* more, bound .*, gap [\d.]+% …", line) for line in said)
+    assert {f"timing both: {k} of 3 times …" for k in (1, 2, 3)} <= set(said)
     assert all(line.endswith(" …") for line in said)
 
 
@@ -59,4 +57,5 @@ def test_tiles_say_what_is_tried(monkeypatch):
 def test_nothing_is_said_beside_json(monkeypatch):
     monkeypatch.setattr(Pace, "due", lambda self: True)
     arguments = ["run", SMALL, "--budget", "70%", "--only", "recompute", "--repeats", "1", "--json"]
+    monkeypatch.setattr("lowtide.commands.stages._EVERY", 0.01)
     assert CliRunner().invoke(cli, arguments).stderr == ""

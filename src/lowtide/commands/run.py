@@ -22,7 +22,7 @@ from lowtide.commands.common import (
     say_written,
     target_help,
 )
-from lowtide.commands.searching import search_progress
+from lowtide.commands.stages import Stages
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
@@ -105,45 +105,41 @@ def run(
         raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
-
-    def progress(text: str) -> None:
-        if not as_json:
-            say(f"{text} …", err=True)
-
-    if budget is not None:
-        progress("capturing, measuring operators, planning")
-        fitted = fit(
-            built.loss,
+    with Stages(quiet=as_json) as stages:
+        if budget is not None:
+            stages.begin("capturing, measuring operators, planning")
+            fitted = fit(
+                built.loss,
+                built.model,
+                *built.batch,
+                budget=budget,
+                only=only or "auto",
+                offload=leaving,
+                optimizer=optimizer,
+                kernels=kernels,
+                progress=stages.search,
+            )
+            plan = fitted.plan
+            planner = _planned(plan)
+            program = f"inside {format_bytes(plan.budget_bytes)}"
+        else:
+            program = program or "plain"
+            planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
+        found = compare(
             built.model,
-            *built.batch,
-            budget=budget,
-            only=only or "auto",
-            offload=leaving,
+            built.batch,
+            built.loss,
+            planner,
+            in_place=program in PROGRAMS,  # a program that is given runs as it is
+            trains=built.trains,
+            update=built.ending,
             optimizer=optimizer,
             kernels=kernels,
-            progress=search_progress(quiet=as_json),
+            seed=seed,
+            repeats=repeats,
+            alone=program not in PROGRAMS,
+            progress=stages.begin,
         )
-        plan = fitted.plan
-        planner = _planned(plan)
-        program = f"inside {format_bytes(plan.budget_bytes)}"
-    else:
-        program = program or "plain"
-        planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
-    found = compare(
-        built.model,
-        built.batch,
-        built.loss,
-        planner,
-        in_place=program in PROGRAMS,  # a program that is given runs as it is
-        trains=built.trains,
-        update=built.ending,
-        optimizer=optimizer,
-        kernels=kernels,
-        seed=seed,
-        repeats=repeats,
-        alone=program not in PROGRAMS,
-        progress=progress,
-    )
     stored = plan if plan is None or output is None else with_step_before(built, plan)
     whole = found.as_file(built.name, device, stored)
     if output is not None:
