@@ -165,6 +165,8 @@ class _Maker:
                 workspace_bytes=workspace if any(workspace) else (),
                 spans=step.spans,
                 recording=None if step.timeline is None else Recording((), step.timeline),
+                predicted=None if step.timeline is None else Figures(None, sum(known) or None),
+                measured=None if step.timeline is None else Figures(step.timeline.peak_bytes),
             )
         )
 
