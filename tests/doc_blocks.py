@@ -11,10 +11,12 @@ A block is told how to run by a comment in the line above it, whose parts are se
 | `printed` | of a text: what the block before it prints |
 | `figures vary` | of what is printed: numbers are not compared |
 | `outline` | of what is printed: only the first word of each line that is not indented is compared |
+| `given NAME` | its commands find the file that FILES of `tests/doc_files.py` makes under this name |
+| `ranks N` | torchrun runs it in N processes; what CHECKS has for its preamble runs behind it |
 | `extended` | it takes long: `make test-extended` runs it |
-| `parsed` | its commands are read by the command line, and do not run |
 | `file NAME` | it is the code of this file, which a test runs |
-| `not run: REASON` | it is compiled or read, and does not run |
+
+No mark leaves a block out.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["PAGES", "PREAMBLES", "ROOT", "Block", "Command", "blocks_of", "commands_of"]
+__all__ = ["CHECKS", "PAGES", "PREAMBLES", "ROOT", "Block", "Command", "blocks_of", "commands_of"]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -43,10 +45,10 @@ _PARTS = {
     "printed",
     "figures vary",
     "outline",
+    "given",
+    "ranks",
     "extended",
-    "parsed",
     "file",
-    "not run:",
 }
 
 _MODEL = """
@@ -62,6 +64,66 @@ batch = torch.randn(2048, 16)
 def loss_of(model, batch):
     return model(batch).square().mean()
 """
+_RANKS = """
+import copy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+import lowtide
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(0)
+"""
+_IMAGES = """
+import copy
+import torch
+from torch import nn
+import lowtide
+
+torch.manual_seed(0)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, image):
+        return self.last(self.first(image).relu())
+
+
+def loss_of(model, image, labels):
+    return nn.functional.cross_entropy(model(image), labels)
+
+"""
+_SAME_GRADIENTS = """
+for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad, other.grad)
+"""
+CHECKS = {
+    "blocks to shard": f"""
+model(x).square().mean().backward()
+alone(x).square().mean().backward()
+{_SAME_GRADIENTS}""",
+    "a network on a mesh": f"""
+for batch in batches:
+    loss_of(alone, batch).backward()
+{_SAME_GRADIENTS}""",
+    "images": """
+optimizer = torch.optim.Adam(alone.parameters())
+for image, labels in images:
+    loss_of(alone, image, labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    torch.testing.assert_close(step(model, *first), loss_of(alone, *first))
+""",
+    "a step on a mesh": "assert start == 8",
+    "a checkpoint": "torch.testing.assert_close(step(model, image, labels).detach(), expected)",
+}
+"""What must be true behind a block that runs in several processes."""
 PREAMBLES = {
     "torch": "import torch\nfrom torch import nn\nimport lowtide\n",
     "a model": _MODEL,
@@ -80,6 +142,69 @@ x = batch
 def loss_of(model, x):
     hidden = model(x)
     return (hidden * 2 if hidden.sum().item() > 0 else hidden).square().mean()
+""",
+    "blocks to shard": _RANKS
+    + """
+from torch.distributed.fsdp import fully_shard
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.blocks = nn.ModuleList(layers() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+model, x = Network(), torch.randn(64, 16, requires_grad=True)
+alone = copy.deepcopy(model)
+""",
+    "a network on a mesh": _RANKS
+    + """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+def loss_of(model, batch):
+    return model(batch).square().mean()
+
+
+model, batch = Network(), torch.randn(64, 16)
+batches, alone = [batch, 2 * batch], copy.deepcopy(model)
+""",
+    "images": _IMAGES
+    + """
+model, image = Network(), torch.randn(1, 3, 64, 64)
+labels = torch.randint(0, 2, (1, 64, 64))
+images, alone, first = [(image, labels), (2 * image, 1 - labels)], copy.deepcopy(model), (image, labels)
+""",
+    "a step on a mesh": _IMAGES
+    + """
+from pathlib import Path
+model, image, labels = Network(), torch.randn(1, 3, 32, 32), torch.randint(0, 2, (1, 32, 32))
+step = lowtide.fit(loss_of, model, image, labels, budget="1GiB", mesh=2)
+optimizer, number = torch.optim.Adam(model.parameters()), 7
+step(model, image, labels).backward()
+optimizer.step()
+""",
+    "a checkpoint": _IMAGES
+    + """
+model, image, labels = Network(), torch.randn(1, 3, 64, 64), torch.randint(0, 2, (1, 64, 64))
+step = lowtide.fit(loss_of, model, image, labels, budget="1GiB", mesh=4)
+expected = step(model, image, labels).detach()
+step.save("checkpoints", model)
 """,
     "a mask": "import torch\nmask = torch.zeros(3)\n",
     "a rule": "from lowtide.graph.access import Relation, Whole\nfrom lowtide.graph.access.call import AccessCall, same\n",
@@ -142,9 +267,8 @@ def blocks_of(page: Path) -> list[Block]:
 
 def _parts(mark: str) -> dict[str, str]:
     """`with a model; extended` as {"with": "a model", "extended": ""}."""
-    rest, not_run, why = mark.partition("not run:")
-    found = {"not run:": why.strip()} if not_run else {}
-    for part in rest.strip("; ").split("; ") if rest else ():
+    found = {}
+    for part in mark.split("; "):
         name = next((one for one in _PARTS if part == one or part.startswith(f"{one} ")), None)
         if name is None:
             raise ValueError(f"a block has no mark {part!r}; marks are {sorted(_PARTS)}")

@@ -1,10 +1,15 @@
-"""Scripts of examples/, run in this process: PyTorch takes long to import."""
+"""Scripts of examples/, run in this process, as PyTorch takes long to import; and scripts that torchrun starts."""
 
+import os
 import platform
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
+
+import lowtide
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -34,3 +39,25 @@ def printed_by(name, folder, monkeypatch, capsys, **smaller):
     finally:
         torch.set_num_threads(threads)
     return capsys.readouterr().out
+
+
+def torchrun(folder, *words, processes=2):
+    """What torchrun printed for a script and its arguments, run in a folder with a cache of its own."""
+    known = os.environ | {
+        "LOWTIDE_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(lowtide.__file__).parents[1]),
+    }
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(processes),
+    ]
+    given = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
+    return subprocess.run(
+        [*command, *given], capture_output=True, text=True, env=known, cwd=folder, timeout=300
+    )

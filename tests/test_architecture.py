@@ -26,6 +26,7 @@ BASE = {
     "needs",
     "nested",
     "notebook",
+    "pace",
 }
 MAY_IMPORT = {
     "printable": set(),
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "suggest": set(),
     "collector": set(),
     "nested": set(),
+    "pace": set(),
     "notebook": {"printable", "units"},
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},

@@ -1,21 +1,31 @@
 """Code blocks of README and docs/ run, and print what the pages show. Marks: tests/doc_blocks.py."""
 
 import importlib.util
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lowtide.commands.main import cli, main
-from tests.doc_blocks import PAGES, PREAMBLES, ROOT, Block, blocks_of, commands_of
-from tests.scripts import printed_by
+from lowtide.commands.main import main
+from tests.doc_blocks import CHECKS, PAGES, PREAMBLES, ROOT, Block, blocks_of, commands_of
+from tests.doc_files import FILES
+from tests.scripts import printed_by, torchrun
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 _TIMES = re.compile(r"\d[\d.,]* (?:ns|µs|ms|s|min)\b")
 _FIGURES = re.compile(r"[+-]?\d[\d.,]*(?:e[+-]?\d+)? ?(?:(?:[KMGT]i?)?B\b|ns\b|µs\b|ms\b|s\b|%)?")
+STAND_INS = {
+    "transformers": SimpleNamespace(Trainer=type("Trainer", (), {"compute_loss": None})),
+    "lightning": SimpleNamespace(Callback=object, Trainer=lambda callbacks: callbacks),
+}
+"""What the pages use of libraries that are not installed everywhere; tests/integrations/ runs them where they are."""
 _CODE = re.compile(r"^(\$ |lowtide |python3? |pip |make |import |from \w+ import |def |class )", re.MULTILINE)
 
 
@@ -53,11 +63,13 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("train", None)
 
 
-def skip_what_is_not_here(block):
-    for name in filter(None, [block.marks.get("needs")]):
-        here = torch.cuda.is_available() if name == "cuda" else importlib.util.find_spec(name) is not None
-        if not here:
-            pytest.skip(f"needs {'a CUDA device' if name == 'cuda' else name}")
+def skip_what_is_not_here(block, monkeypatch):
+    """A library that is missing has a stand-in, a CUDA device has none."""
+    name = block.marks.get("needs")
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if name in STAND_INS and importlib.util.find_spec(name) is None:
+        monkeypatch.setitem(sys.modules, name, STAND_INS[name])
 
 
 def below(block):
@@ -80,17 +92,26 @@ def same(printed, shown, marks=()):
 
 
 @pytest.mark.parametrize("block", list(cases()))
-def test_python_runs(block, folder, capsys):
-    if "not run:" in block.marks:
-        compile(block.code, block.name, "exec")
-        pytest.skip(block.marks["not run:"])
+def test_python_runs(block, folder, capsys, monkeypatch):
     if "file" in block.marks:
         script = (ROOT / block.marks["file"]).read_text()
         assert script.endswith(block.code), f"{block.name} is not the end of {block.marks['file']}"
         assert Path(block.marks["file"]).stem in _tested(), "no test runs it"
         return
-    skip_what_is_not_here(block)
-    _python(block, capsys)
+    skip_what_is_not_here(block, monkeypatch)
+    if "ranks" in block.marks:
+        _processes(block, folder)
+    else:
+        _python(block, capsys)
+
+
+def _processes(block, folder):
+    name, script = block.marks["with"], folder / "script.py"
+    ended = "\nprint('ended', flush=True)\ntorch.distributed.destroy_process_group()\n"
+    script.write_text(PREAMBLES[name] + block.code + CHECKS[name] + ended)
+    done = torchrun(folder, str(script), processes=int(block.marks["ranks"]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended") == int(block.marks["ranks"])
 
 
 def _python(block, capsys):
@@ -111,12 +132,10 @@ def _tested():
 
 @pytest.mark.parametrize("blocks", list(sessions()))
 def test_commands_run(blocks, folder, capsys, monkeypatch):
-    ran = 0
     for block in blocks:
-        if "not run:" in block.marks:
-            continue
-        skip_what_is_not_here(block)
-        ran += 1
+        skip_what_is_not_here(block, monkeypatch)
+        if "given" in block.marks:
+            FILES[block.marks["given"]](folder)
         if "saved" in block.marks:
             (folder / block.marks["saved"]).write_text(block.code)
         elif block.language == "python":
@@ -124,22 +143,16 @@ def test_commands_run(blocks, folder, capsys, monkeypatch):
         else:
             for command in commands_of(block):
                 _command(block, command, folder, capsys, monkeypatch)
-    if not ran:
-        pytest.skip("; ".join(block.marks["not run:"] for block in blocks))
 
 
 def _command(block, command, folder, capsys, monkeypatch):
     words = shlex.split(command.line, comments=True)
     if words[0] == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert words[1] in targets, f"{block.name}: the Makefile has no {words[1]}"
+        _makes(words[1:], folder)
     elif words[:2] == ["pip", "install"]:
-        _installs(words[2:])
+        _installs(words[2:], folder)
     elif words[0] == "python" and words[1].startswith("examples/"):
-        name = Path(words[1]).stem
-        assert "parsed" not in block.marks or name in _tested()
-        if "parsed" not in block.marks:
-            _compared(block, command, printed_by(name, folder, monkeypatch, capsys))
+        _compared(block, command, printed_by(Path(words[1]).stem, folder, monkeypatch, capsys))
     elif words[0] == "lowtide":
         _lowtide(block, command, words[1:], capsys)
     else:
@@ -150,10 +163,6 @@ def _lowtide(block, command, words, capsys):
     rest = words[words.index("|") :] if "|" in words else []
     quiet = words[-2:] == [">", "/dev/null"]
     words = words[: len(words) - len(rest) - 2 * quiet]
-    if "parsed" in block.marks:
-        group = cli.commands[words[0]]
-        group.make_context(words[0], words[1:])
-        return
     with pytest.raises(SystemExit) as caught:
         main(words)
     out, err = capsys.readouterr()
@@ -173,13 +182,35 @@ def _compared(block, command, printed):
         assert same(printed, command.printed, block.marks), told
 
 
-def _installs(words):
-    """The extras that are asked for exist."""
+def _makes(words, folder):
+    """As in a clone where `make setup` has run, with the environment of these tests as its own."""
+    ready = ["-f", str(ROOT / "Makefile"), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/ready"]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    known = os.environ | {"PYTHONPATH": path, "LOWTIDE_CACHE": str(folder / "cache")}
+    done = subprocess.run(["make", *ready, *words], cwd=folder, env=known, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _installs(words, folder):
+    """From a copy of the clone, without what it depends on; the extras that are asked for exist."""
     text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
     extras = re.findall(r"^(\w+) = \[", text.partition("\n[")[0], re.MULTILINE)
     for word in words:
         for named in re.findall(r"\[(.*?)\]", word):
             assert set(named.split(",")) <= set(extras), f"pyproject.toml has no extra {named}"
+    clone, site = folder / "clone", folder / "site"
+    left_out = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", clone / "src", ignore=left_out)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, clone)
+    alone = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    pip = [sys.executable, "-m", "pip", "install", *alone, *words]
+    done = subprocess.run(pip, cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    doctor = [sys.executable, "-m", "lowtide", "doctor", "--json"]
+    known = os.environ | {"PYTHONPATH": str(site), "LOWTIDE_CACHE": str(folder / "cache")}
+    done = subprocess.run(doctor, cwd=folder, env=known, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
@@ -193,12 +224,23 @@ def test_a_block_says_what_it_is(block):
         assert block.before.language == "python"
     if "with" in block.marks:
         assert block.marks["with"] in PREAMBLES
-    if "not run:" in block.marks:
-        assert len(block.marks["not run:"].split()) >= 3, "say why"
+    if "ranks" in block.marks:
+        assert block.marks["with"] in CHECKS
 
 
 def test_every_preamble_is_used():
     assert {block.marks["with"] for block in BLOCKS if "with" in block.marks} == set(PREAMBLES)
+    assert {block.marks["with"] for block in BLOCKS if "ranks" in block.marks} == set(CHECKS)
+    assert {block.marks["given"] for block in BLOCKS if "given" in block.marks} == set(FILES)
+
+
+@pytest.mark.parametrize("mark", ["not run: it needs a GPU", "parsed", "skipped"])
+def test_no_mark_leaves_a_block_out(mark, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.doc_blocks.ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- test: {mark} -->\n```python\nx = 1\n```\n")
+    with pytest.raises(ValueError, match="a block has no mark"):
+        blocks_of(page)
 
 
 def test_a_text_is_compared_without_its_times():
@@ -214,11 +256,11 @@ def test_a_text_is_compared_without_its_times():
 def test_marks_are_read(tmp_path):
     page = ROOT / "docs" / "running.md"
     assert isinstance(blocks_of(page)[0], Block)
-    text = "text\n\n<!-- test: with a model; not run: it needs a GPU -->\n```python\nx = 1\n```\n"
+    text = "text\n\n<!-- test: with a model; needs cuda -->\n```python\nx = 1\n```\n"
     made = tmp_path / "page.md"
     made.write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.doc_blocks.ROOT", tmp_path)
         (block,) = blocks_of(made)
-    assert block.marks == {"with": "a model", "not run:": "it needs a GPU"}
+    assert block.marks == {"with": "a model", "needs": "cuda"}
     assert (block.code, block.line, block.language) == ("x = 1\n", 4, "python")

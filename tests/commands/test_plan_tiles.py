@@ -37,6 +37,15 @@ def marked():
     model, batch, loss = step()
     return model, batch, lambda model, x, y: loss(model, x, y) + model[0](x).data.mean()
 """
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+
+def step():
+    layers = [layer for _ in range(2) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())]
+    return lambda model, x: model(x).square().mean(), nn.Sequential(*layers), torch.randn(32, 8, 32, 32)
+"""
 TILES = ("--only", "recompute,tile", "--device", "cpu")
 
 
@@ -79,6 +88,29 @@ def test_a_plan_in_tiles_is_explained_written_and_checked(network, tmp_path):
         max(before["moments"]["live"]) == before["predicted"]["peak_bytes"] > after["predicted"]["peak_bytes"]
     )
     assert len(before["moments"]["live"]) > 10
+
+
+def test_the_step_before_tiles_is_drawn_with_its_workspaces(tmp_path):
+    """The whole of it was measured before it was cut: its curve reaches the peak that is told of it."""
+    plan, page = (str(tmp_path / name) for name in ("plan.json", "report.json"))
+    network = tmp_path / "convolutions.py"
+    network.write_text(CONVOLUTIONS)
+    asked = (f"{network}:step", "--budget", "40%", *TILES, "--time-limit", "2", "-o", plan)
+    made = invoke("plan", *asked)
+    assert made.exit_code == 0, made.output
+    document = json.loads(Path(plan).read_text())
+    assert document["decisions"]["tiles"] > 1
+    assert max(document["plain_workspace_bytes"]) > 0
+    assert invoke("report", plan, "-o", page, "--rivals", "0").exit_code == 0
+    before = json.loads(Path(page).read_text())["runs"][0]
+    assert (
+        max(before["moments"]["live"]) == before["predicted"]["peak_bytes"] == document["plain"]["peak_bytes"]
+    )
+    assert before["moments"]["seconds"] == pytest.approx(document["plain"]["seconds"])
+    document["plain_seconds"].pop()
+    Path(plan).write_text(json.dumps(document))
+    refused = invoke("report", plan, "-o", page)
+    assert "costs of the step before it are no amounts, or another number of them" in str(refused.exception)
 
 
 def test_a_step_runs_in_tiles_and_again_from_the_program_but_not_for_another(network, tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ export function bisect(values: ArrayLike<number | null>, x: number): number {
 /** Whether two ways may run the same step; it is not known of all. */
 export const alike = (a: RunView, b: RunView): boolean => !a.group || !b.group || a.group === b.group;
 
-/** What is shown first: the last way, beside the first of the same step. */
+/** What is shown first: the last plan, or the last way, beside the first of the same step. */
 export function firstPair(runs: RunView[]): [number, number] {
-  const after = Math.max(0, runs.length - 1), before = runs.findIndex((run) => alike(run, runs[after]));
+  const planned = runs.reduce((last, run, k) => (run.proof === null ? last : k), -1);
+  const after = planned < 0 ? Math.max(0, runs.length - 1) : planned, before = runs.findIndex((run) => alike(run, runs[after]));
   return [before < 0 || before === after ? 0 : before, after];
 }
 
@@ -340,5 +341,6 @@ export function spelt(budget: number): string {
   const mib = budget / 2 ** 20;
   if (mib >= 64) return `${Math.ceil(mib)}MiB`;
   const kib = Math.ceil(budget / 1024);
+  if (kib % 1024 === 0) return `${kib / 1024}MiB`;
   return kib >= 64 ? `${kib}KiB` : `${budget}`;
 }

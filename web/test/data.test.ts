@@ -34,6 +34,8 @@ test("the last way is shown beside the first of its step", () => {
   assert.deepEqual(firstPair(of(1, 0)), [0, 1]);
   assert.deepEqual(firstPair(of(1)), [0, 0]);
   assert.deepEqual(firstPair([]), [0, 0]);
+  const planned = { ...run, group: 1, proof: {} } as unknown as typeof run;
+  assert.deepEqual(firstPair([...of(1), planned, ...of(1)]), [0, 1]);
   const [a, b, c] = of(1, 2, 0);
   assert.ok(!alike(a, b) && alike(a, c) && alike(a, a));
 });
@@ -102,6 +104,7 @@ test("budgets are spelt so that they are not too small", () => {
   assert.equal(spelt(100 * 2 ** 20), "100MiB");
   assert.equal(spelt(100 * 2 ** 20 + 1), "101MiB");
   assert.equal(spelt(5_000_000), "4883KiB");
+  assert.equal(spelt(24 * 2 ** 20), "24MiB");
   assert.equal(spelt(100), "100");
   assert.equal(nearest([100, 50, 10], 58), 1);
 });

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lowtide.graph import GROUP, Graph
+from msgspec.structs import replace
+
+from lowtide.graph import GROUP
 from lowtide.needs import needs_torch
 from lowtide.plan.program.instructions import Loop
 from lowtide.plan.result.plan import Plan
@@ -12,16 +14,28 @@ from lowtide.plan.result.plan import Plan
 if TYPE_CHECKING:
     from lowtide.zoo import Built
 
-__all__ = ["graph_before"]
+__all__ = ["with_step_before"]
 
 
-def graph_before(built: Built, plan: Plan | None) -> Graph | None:
-    """The graph of the step itself, where the plan has tiles or groups, which are new operators."""
-    if plan is None or not _has_other_operators(plan):
-        return None
+def with_step_before(built: Built, plan: Plan) -> Plan:
+    """The plan with the step itself and its costs, where it has tiles or groups, which are new operators.
+
+    Costs are left out where they are not known: of a step that fits nowhere as a whole.
+    """
+    if not _has_other_operators(plan):
+        return plan
     with needs_torch("capturing a step"):
+        from lowtide.execute.planning.step_costs import costs_of, device_of, known_costs
         from lowtide.trace.step.capture import capture
-    return capture(built.loss, built.model, *built.batch).step.graph
+    graph = capture(built.loss, built.model, *built.batch).step.graph
+    if plan.cost == "measured":
+        costs = known_costs(graph)
+    else:
+        costs = costs_of(graph, (), device_of(graph), None, plan.cost)
+    plan = replace(plan, plain_graph=graph)
+    if costs is None:
+        return plan
+    return replace(plan, plain_seconds=costs.seconds, plain_workspace_bytes=costs.workspace_bytes)
 
 
 def _has_other_operators(plan: Plan) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -136,9 +137,13 @@ def console() -> Console:
     return out if out.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Text for people, whatever it quotes, on standard output or on standard error."""
-    click.echo(printable(text, lines=True), err=err)
+def say(text: str, *, err: bool = False, over: bool = False) -> None:
+    """Text for people, whatever it quotes, on standard output or on standard error.
+
+    It is written ``over`` a line of progress that has not ended.
+    """
+    start = "\r\x1b[K" if over and sys.stderr.isatty() else ""
+    click.echo(start + printable(text, lines=True), err=err)
 
 
 def say_written(*files: str | None, report: str | None = None) -> None:

@@ -18,6 +18,7 @@ from lowtide.commands.common import (
     say,
     target_help,
 )
+from lowtide.commands.stages import Stages
 from lowtide.errors import FileError, InfeasibleError
 from lowtide.files import check_outputs, write_atomically
 from lowtide.needs import needs_torch
@@ -96,21 +97,23 @@ def demo(target: str, device: str, output: str, repeats: int, as_json: bool) -> 
     views: list[dict[str, Any]] = []
     given: list[Given] = []
     compared: list[tuple[Plan, Comparison]] = []
-    for share in SHARES:
-        doing = "capturing, planning, running, comparing …"
-        _say(f"{share} of its memory: {doing}", as_json)
-        plan, note = _planned(built, share)
-        found = _compared(built, plan, repeats)
-        compared.append((plan, found))
-        if not cases:
-            cases.append(_eager(found))
-        cases.append(_case(share, plan, found, note))
-        given.append(Given(cases[-1].name, found.as_file(built.name, device, plan), note))
-        views.append({"share": share, "note": note, **plan.as_json(), **found.as_json()})
-    _say("other budgets, and the planners of others …", as_json)
-    quiet = min((plan for plan, _ in compared if not plan.decisions.tiles), key=lambda plan: plan.disturbed)
-    given += [Given("sweep", _swept(quiet)), Given("device", _described(device))]
-    _write(built.name, about, given, output, device)
+    with Stages(quiet=as_json) as stages:
+        for share in SHARES:
+            stages.begin(f"{share} of its memory: capturing, planning, running, comparing")
+            plan, note = _planned(built, share, stages)
+            found = _compared(built, plan, repeats)
+            compared.append((plan, found))
+            if not cases:
+                cases.append(_eager(found))
+            cases.append(_case(share, plan, found, note))
+            given.append(Given(cases[-1].name, found.as_file(built.name, device, plan), note))
+            views.append({"share": share, "note": note, **plan.as_json(), **found.as_json()})
+        stages.begin("other budgets, and the planners of others")
+        quiet = min(
+            (plan for plan, _ in compared if not plan.decisions.tiles), key=lambda plan: plan.disturbed
+        )
+        given += [Given("sweep", _swept(quiet)), Given("device", _described(device))]
+        _write(built.name, about, given, output, device)
     if as_json:
         print_json({"target": built.name, "about": about, "device": device, "page": output, "runs": views})
     else:
@@ -128,20 +131,22 @@ def _about(built: Built) -> str:
     return f"{what}; {parameters} parameters, batch of {batch}"
 
 
-def _planned(built: Built, share: str) -> tuple[Plan, str]:
+def _planned(built: Built, share: str, stages: Stages | None = None) -> tuple[Plan, str]:
     from lowtide.execute.fit import fit
 
-    example = (built.model, *built.batch)  # each plan is compared with eager PyTorch afterwards
+    example = (built.model, *built.batch)
+    options: dict[str, Any] = {"progress": None if stages is None else stages.search}
+    options["verify"] = False  # each plan is compared with eager PyTorch afterwards
     try:
-        return fit(built.loss, *example, budget=share, only="recompute", verify=False).plan, ""
+        return fit(built.loss, *example, budget=share, only="recompute", **options).plan, ""
     except InfeasibleError as error:
         smallest = error.smallest_budget
         too_small = f"without tiles no plan needs less than {format_bytes(smallest)}"
     try:
-        plan = fit(built.loss, *example, budget=share, only="recompute,tile", verify=False).plan
+        plan = fit(built.loss, *example, budget=share, only="recompute,tile", **options).plan
         return plan, f"{too_small}: this one runs in {plan.decisions.tiles} tiles"
     except InfeasibleError:
-        plan = fit(built.loss, *example, budget=smallest, verify=False).plan
+        plan = fit(built.loss, *example, budget=smallest, **options).plan
         return plan, f"{share} is too small: {too_small}"
 
 

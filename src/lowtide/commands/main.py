@@ -60,7 +60,7 @@ class _Progress(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         context = click.get_current_context(silent=True)
         if context is None or not context.params.get("as_json"):
-            say(f"{record.getMessage()} …", err=True)
+            say(f"{record.getMessage()} …", err=True, over=True)
 
 
 @click.group(

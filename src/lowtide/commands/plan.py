@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import structs
 
-from lowtide.commands.before import graph_before
+from lowtide.commands.before import with_step_before
 from lowtide.commands.common import (
     Choice,
     checked_graph,
@@ -264,7 +263,7 @@ def _in_tiles(target: str, request: PlanRequest, device: str | None, *, whole: b
     with needs_torch("planning a PyTorch step"):
         from lowtide.execute.fit import fitted
     made = fitted(built.loss, (built.model, *built.batch), request).plan
-    return built.name, structs.replace(made, plain_graph=graph_before(built, made)) if whole else made
+    return built.name, with_step_before(built, made) if whole else made
 
 
 def _built(target: str, request: PlanRequest, device: str | None) -> tuple[Built, PlanRequest]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from lowtide.commands.before import graph_before
+from lowtide.commands.before import with_step_before
 from lowtide.commands.common import (
     SEED,
     device_option,
@@ -22,6 +22,7 @@ from lowtide.commands.common import (
     say_written,
     target_help,
 )
+from lowtide.commands.stages import Stages
 from lowtide.documents import encode_document, read_document
 from lowtide.errors import PlanError
 from lowtide.files import check_outputs, is_file, write_together
@@ -104,42 +105,46 @@ def run(
         raise click.UsageError(f"{built.name} ends with an update of its own, which has no optimiser state")
     optimizer = usual_optimizer(built.model) if "optimizer" in leaving else None
     plan: Plan | None = None
-    if budget is not None:
-        fitted = fit(
-            built.loss,
+    with Stages(quiet=as_json) as stages:
+        if budget is not None:
+            stages.begin("capturing, measuring operators, planning")
+            fitted = fit(
+                built.loss,
+                built.model,
+                *built.batch,
+                budget=budget,
+                only=only or "auto",
+                offload=leaving,
+                optimizer=optimizer,
+                kernels=kernels,
+                progress=stages.search,
+            )
+            plan = fitted.plan
+            planner = _planned(plan)
+            program = f"inside {format_bytes(plan.budget_bytes)}"
+        else:
+            program = program or "plain"
+            planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
+        found = compare(
             built.model,
-            *built.batch,
-            budget=budget,
-            only=only or "auto",
-            offload=leaving,
+            built.batch,
+            built.loss,
+            planner,
+            in_place=program in PROGRAMS,  # a program that is given runs as it is
+            trains=built.trains,
+            update=built.ending,
             optimizer=optimizer,
             kernels=kernels,
+            seed=seed,
+            repeats=repeats,
+            alone=program not in PROGRAMS,
+            progress=stages.begin,
         )
-        plan = fitted.plan
-        planner = _planned(plan)
-        program = f"inside {format_bytes(plan.budget_bytes)}"
-    else:
-        program = program or "plain"
-        planner = PROGRAMS[program] if program in PROGRAMS else _from_file(program, PROGRAMS)
-    found = compare(
-        built.model,
-        built.batch,
-        built.loss,
-        planner,
-        in_place=program in PROGRAMS,  # a program that is given runs as it is
-        trains=built.trains,
-        update=built.ending,
-        optimizer=optimizer,
-        kernels=kernels,
-        seed=seed,
-        repeats=repeats,
-        alone=program not in PROGRAMS,
-        progress=lambda text: None if as_json else say(f"{text} …", err=True),
-    )
-    whole = found.as_file(built.name, device, plan)
+    stored = plan if plan is None or output is None else with_step_before(built, plan)
+    whole = found.as_file(built.name, device, stored)
     if output is not None:
         where = environment(device.partition(":")[0])
-        whole = replace(whole, plain=graph_before(built, plan), environment=where)
+        whole = replace(whole, environment=where)
     outputs = [(save_program, found.program), (output, whole), (timeline, found.recording)]
     write_together((path, encode_document(value)) for path, value in outputs if path is not None)
     view: dict[str, Any] = {"target": built.name, "program": program, "device": device, **found.as_json()}

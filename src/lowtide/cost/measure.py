@@ -9,6 +9,7 @@ busy machine disturbs is measured again; what stays disturbed is marked, and not
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ from lowtide.cost.types import Cost, Figure, Origin
 from lowtide.cost.watch import Marker
 from lowtide.cost.work import flop, touched_bytes, traffic
 from lowtide.graph import GROUP, Graph
+from lowtide.pace import Pace
 from lowtide.printable import printable
 from lowtide.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
 __all__ = ["Measured", "measure"]
 
+_LOG = logging.getLogger(__name__)
 _ENOUGH_VALUES = 1000
 """A short second run must give so many values like the first one at least, to be trusted."""
 _AGAIN = 0.25
@@ -105,7 +108,7 @@ class _Meter(Marker):
         self._clocks: dict[torch.device, Clock] = {}
         self._catch: Any = None
         self._started = 0.0
-        self._done = 0
+        self._done, self._pace = 0, Pace()
 
     def before(self, op: int) -> None:
         if self.signatures[op] in self.costs:
@@ -134,8 +137,11 @@ class _Meter(Marker):
             self.costs[name] = Cost(seconds, _figure(count, exact))
             self.once.add(name)
         self._done += 1
+        total = max(self._done, len(self.signatures))
         if self.progress is not None:
-            self.progress(self._done, max(self._done, len(self.signatures)))
+            self.progress(self._done, total)
+        elif self._pace.due():
+            _LOG.info("measured %d of %d operators", self._done, total)
 
     def take_group(self, op: int, function: Any, args: Sequence[Any]) -> Any:
         """The same of a group, whose results are new."""

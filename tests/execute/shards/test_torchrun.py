@@ -1,14 +1,12 @@
 """Scripts that torchrun starts: the example, and one that is killed and goes on from its last checkpoint."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import lowtide
+from tests.scripts import torchrun
 
 ROOT = Path(lowtide.__file__).parents[2]
 RESUMING = """
@@ -44,17 +42,6 @@ total = sum(float(value.double().abs().sum()) for value in model.parameters())
 print(f"rank {os.environ['RANK']} began at {start}: {total!r} {loss.item()!r}", flush=True)
 torch.distributed.destroy_process_group()
 """
-
-
-def torchrun(tmp_path, *words):
-    known = os.environ | {
-        "LOWTIDE_CACHE": str(tmp_path / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT / "src"),
-    }
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    given = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
-    return subprocess.run([*command, *given], capture_output=True, text=True, env=known, timeout=300)
 
 
 @pytest.mark.extended

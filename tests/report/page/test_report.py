@@ -14,6 +14,7 @@ from lowtide.documents import decode_document, encode_document
 from lowtide.errors import PlanError
 from lowtide.execute.compare.tiles import plain_tiles
 from lowtide.execute.tiling.plan_tiles import with_loop
+from lowtide.formats.pytorch.snapshot import read_snapshot
 from lowtide.formats.registry import read_file
 from lowtide.graph import ACCUMULATE, Recording, Timeline
 from lowtide.plan.make.sweep import sweep
@@ -33,6 +34,7 @@ from lowtide.report.page.tradeoff import QUICK
 from lowtide.report.page.types import Report
 from lowtide.trace.tiles.tiling import Tiling
 from tests.conftest import document_path
+from tests.formats.snapshots import pickled
 from tests.report.page.cases import grouped, measured, offloading, recomputing, sharded, tiled
 from tests.steps import DEVICE, families
 
@@ -206,6 +208,12 @@ def test_the_step_without_tiles_is_drawn_where_the_run_has_it():
     assert len(before.moments.live) >= len(run.plain.ops)
     assert not before.curve.aligned
     assert after.curve.aligned
+
+
+def test_what_pytorch_has_recorded_is_no_prediction():
+    (run,) = reported(read_snapshot(pickled())).runs
+    assert run.measured.peak_bytes == max(run.curve.live) > 1 << 20
+    assert run.predicted.peak_bytes is None
 
 
 def test_a_timeline_finds_the_plan_that_it_is_of():

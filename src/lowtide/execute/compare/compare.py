@@ -25,6 +25,7 @@ from lowtide.execute.memory.optimizer_state import state_of, with_state
 from lowtide.execute.memory.out_of_memory import ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph, Recording, Timeline
+from lowtide.pace import Pace
 from lowtide.plan.program.instructions import Loop, Program, Run
 from lowtide.plan.program.simple import with_update
 from lowtide.plan.program.simulate import simulate
@@ -154,7 +155,7 @@ def compare(
     before = _eager(subject, eagerly, alone=alone)
     if before is None:
         progress("eager PyTorch runs out of memory: the program runs alone, and nothing is compared")
-    progress("capturing and planning")
+    progress("capturing")
     ways: list[Loss] = []
 
     def attempt(answers: Answers) -> None:
@@ -187,9 +188,16 @@ def compare(
     subject.reset()
     result, ours = subject.watch(planned)
     after = subject.outcome(result)
-    progress("timing" if before is None else "timing both")
+    timing = "timing" if before is None else "timing both"
+    progress(timing)
     timed_ways = [planned] if before is None else [eagerly, planned]
-    seconds = timed(subject, timed_ways, repeats)
+    pace = Pace()
+
+    def turn(done: int) -> None:
+        if pace.due():
+            progress(f"{timing}: {done} of {repeats + 1} times")
+
+    seconds = timed(subject, timed_ways, repeats, turn)
     host = launched(subject, timed_ways, repeats, seconds)
     subject.reset()
     eager = None

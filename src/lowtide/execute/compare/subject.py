@@ -132,21 +132,24 @@ class Subject:
         return watch_cuda(run, self.device) if self.device.type == "cuda" else watch_cpu(run)
 
 
-def timed(subject: Subject, ways: Sequence[StepRunner], repeats: int) -> list[float]:
+def timed(
+    subject: Subject, ways: Sequence[StepRunner], repeats: int, turn: Callable[[int], None] = lambda _: None
+) -> list[float]:
     """The median time of a step of each, taken in turns so that both meet the same machine.
 
     On a CUDA device some steps run one after the other, as they do in training: the host prepares a step
     while the device still works on the one before. The first of them, before which the device waits for the
-    host, is not counted.
+    host, is not counted. ``turn`` is told after each turn how many there were.
     """
     if not repeats:
         return [math.nan for _ in ways]
     clock = _on_device if subject.device.type == "cuda" else _on_host
     times: list[list[float]] = [[] for _ in ways]
-    for _ in range(repeats + 1):
+    for number in range(repeats + 1):
         for k, way in enumerate(ways):
             subject.reset()
             times[k].append(clock(subject, way))
+        turn(number + 1)
     return [statistics.median(taken[1:]) for taken in times]
 
 

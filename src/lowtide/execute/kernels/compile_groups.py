@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from torch import fx
 
 from lowtide.graph import LOOP
 from lowtide.inductor_internals import compile_kernels, without_records
+from lowtide.pace import Pace
 from lowtide.printable import printable
 from lowtide.torch_internals import storage_id
 from lowtide.trace.step.group import Group
@@ -41,13 +41,12 @@ def compile_groups(
         (owner, label, group, msgspec.json.encode(group.graph)) for owner, label, group in _unfinished(joint)
     ]
     missing = {key for *_, key in found} - known.keys()
-    done, said = 0, time.monotonic()
+    done, pace = 0, Pace(_SAID_EVERY)
     for owner, label, group, key in found:
         if key not in known:
             known[key] = _compiled(group.body, label, owner)
             done += 1
-            if time.monotonic() - said >= _SAID_EVERY:
-                said = time.monotonic()
+            if pace.due():
                 _LOG.info("compiled %d of %d kernels", done, len(missing))
         _give(group, label, owner, known)
     return known

@@ -23,7 +23,7 @@ from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.trace.distributed.wires import wire_ends
 
-__all__ = ["MEASURING", "costs_of", "described", "device_of", "link_of"]
+__all__ = ["MEASURING", "costs_of", "described", "device_of", "known_costs", "link_of"]
 
 MEASURING = 60.0
 """Seconds in which operators are measured several times; the others are timed once."""
@@ -73,6 +73,18 @@ def costs_of(
             found = measure(graph, targets, run, cache=cache, time_limit=time_limit, names=names).costs
             with contextlib.suppress(FileError):  # what cannot be kept is measured again next time
                 cache.save()
+    return _as_costs(graph, found, origin)
+
+
+def known_costs(graph: Graph) -> Costs | None:
+    """What every operator was measured to take before; None where one of them never was."""
+    cache = open_cache(cache_folder(), environment(device_of(graph)))
+    kept = [cache.get(signature(graph, k)) for k in range(len(graph.ops))]
+    found = tuple(cost for cost in kept if cost is not None)
+    return None if len(found) < len(kept) else _as_costs(graph, found, "measured")
+
+
+def _as_costs(graph: Graph, found: Sequence[Cost], origin: str) -> Costs:
     return Costs(
         tuple(_seconds(cost) for cost in found),
         tuple(_workspace(cost) + _scratch(graph, op) for op, cost in zip(graph.ops, found, strict=True)),

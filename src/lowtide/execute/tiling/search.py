@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 import traceback
@@ -23,6 +24,7 @@ from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.execute.tiling.regions import endings, grids, inside, middles, result_grids, result_of, rows
 from lowtide.graph import Rect
+from lowtide.pace import Pace
 from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.make.plan_loop import LoopedStep, plan_loop
@@ -32,10 +34,11 @@ from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.nested import Inner
 from lowtide.trace.tiles.tiling import Tiling
-from lowtide.units import format_bytes
+from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["Search"]
 
+_LOG = logging.getLogger(__name__)
 _OVERLAP = 2.5
 """Tiles that compute more than so many times the elements of the whole step are not tried."""
 _SPLIT = 1.1
@@ -102,6 +105,7 @@ class Search:
     interrupted: bool = False
     """Whether Ctrl-C came: no more ways are tried."""
     shapes: dict[Hashable, Geometry] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
     """Ways to cut that were looked at."""
     in_images: bool = False
     """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
@@ -285,6 +289,10 @@ class Search:
     def tried(self, tiling: Tiling, boxes: Sequence[Rect], outside: int) -> bool:
         """Plan with these tiles; False where smaller ones cannot help any more, or come too late."""
         self.needed = 0
+        if self.pace.due():
+            seconds = None if self.best is None else self.best.predicted.seconds
+            best = "nothing fits yet" if seconds is None else f"best {format_seconds(seconds)}"
+            _LOG.info("trying %d tiles: %s", len(boxes), best)
         late = (
             self.cutter.expected(tiling, boxes) + time_shares.TILE_PLANNING * self.request.limits.time_limit
             > self.left()

@@ -122,6 +122,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operators whose times were measured while the machine was busy."""
     plain_graph: Graph | None = None
     """The step as eager PyTorch runs it, where the plan has other operators: tiles, or fused kernels."""
+    plain_seconds: tuple[float, ...] = ()
+    """What each operator of that step takes, where this is known."""
+    plain_workspace_bytes: tuple[int, ...] = ()
     lowtide: Literal["plan"] = "plan"
     version: Literal[1, 2] = 2
 

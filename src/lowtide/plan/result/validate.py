@@ -121,6 +121,13 @@ def _amounts(plan: Plan) -> Iterator[Contradiction]:
             yield Rule.AMOUNTS, "a rate of its link is no amount"
     if not all(_amount(seconds) for seconds in plan.short.values()):
         yield Rule.AMOUNTS, "a short run takes less than no time, or forever"
+    for figures in (plan.plain_seconds, plan.plain_workspace_bytes):
+        count = len(plan.plain_graph.ops) if plan.plain_graph is not None else 0
+        if len(figures) not in (0, count) or not all(map(_amount, figures)):
+            yield (
+                Rule.AMOUNTS,
+                "costs of the step before it are no amounts, or another number of them",
+            )
     if not all(_amount(seconds) for seconds in plan.wire_seconds.values()):
         yield Rule.AMOUNTS, "a communication takes less than no time, or forever"
     yield from _of_operators(plan.graph, plan.workspace_bytes, plan.seconds)

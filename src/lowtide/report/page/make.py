@@ -165,6 +165,8 @@ class _Maker:
                 workspace_bytes=workspace if any(workspace) else (),
                 spans=step.spans,
                 recording=None if step.timeline is None else Recording((), step.timeline),
+                predicted=None if step.timeline is None else Figures(None, sum(known) or None),
+                measured=None if step.timeline is None else Figures(step.timeline.peak_bytes),
             )
         )
 
@@ -232,8 +234,11 @@ class _Maker:
             note = f"the plan is of a step {how}: what eager PyTorch does over time is not in its file"
             told = None if fused else predicted
             if plain is not None:
-                own = self.steps.part(name, plain, "", ())
-                way = WayToRun(name, own, store_all(plain), measured=eager, allocated=allocated)
+                cost, note = (plan.cost, "") if plan.plain_seconds else ("", _NO_WORKSPACES)
+                own = self.steps.part(name, plain, cost, plan.plain_seconds)
+                way = WayToRun(name, own, store_all(plain), measured=eager, allocated=allocated, note=note)
+                way = replace(way, seconds=plan.plain_seconds, workspace_bytes=plan.plain_workspace_bytes)
+                way = replace(way, beside_bytes=plan.beside_bytes)
             else:
                 way = WayToRun(name, part, None, measured=eager, note=note, known=False)
             self.ways.append(replace(way, predicted=told))
@@ -309,6 +314,7 @@ class _Maker:
         return None if found is None else msgspec.structs.replace(found, rivals=tuple(rivals))
 
 
+_NO_WORKSPACES = "workspaces of its operators are not known: its curve leaves them out"
 _ALONE = "not compared: eager PyTorch ran out of memory"
 EAGER, STORED, ONE = "eager PyTorch", "storing everything", "one device"
 
