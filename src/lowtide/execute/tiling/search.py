@@ -105,8 +105,8 @@ class Search:
     interrupted: bool = False
     """Whether Ctrl-C came: no more ways are tried."""
     shapes: dict[Hashable, Geometry] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
     """Ways to cut that were looked at."""
+    pace: Pace = field(default_factory=Pace)
     in_images: bool = False
     """Whether tiles of the loss have the axes of an image, and fit: none that end before can be smaller."""
     candidates: Candidates = field(default_factory=Candidates)
