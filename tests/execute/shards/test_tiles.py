@@ -75,8 +75,8 @@ def trained(rank, port):
             model.zero_grad()
             before = here.wires[0].sent_bytes
             loss, seen = watch_cpu(lambda _, step=step, model=model, parts=parts: run(step, model, parts))
-            peak = seen.peak_bytes + resident
-            assert peak <= step.plan.predicted.peak_bytes <= given, kind
+            peak, planned = seen.peak_bytes + resident, step.plan.predicted.peak_bytes
+            assert peak <= planned <= given, (kind, peak, planned)
             assert here.wires[0].sent_bytes - before == sum(one.sent_bytes for one in talks) > 0
             assert torch.allclose(loss, loss_of(whole, *batch), rtol=1e-12)
             expected = dict(whole.named_parameters())

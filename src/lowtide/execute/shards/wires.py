@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lowtide.cost.wire import WireSpeed
-from lowtide.distributed_internals import backend_of
+from lowtide.distributed_internals import backend_of, tensor_holders
 from lowtide.execute.shards.faults import RankWatch
 from lowtide.trace.distributed.collectives import let_go
 
@@ -51,6 +51,7 @@ class ProcessWire:
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """All messages at once; returns when they are there."""
         distributed: Any = torch.distributed
+        moved = [(x, tensor_holders(x)) for _, x in (*sends, *receives)]
         with self._watch.communicating():
             out = [(distributed.isend, to, self._staged(x)) for to, x in sends]
             into = [(distributed.irecv, come, self._staged(x, filled=False)) for come, x in receives]
@@ -58,20 +59,25 @@ class ProcessWire:
                 distributed.P2POp(how, _real(x), self._ranks[other], self._group)
                 for how, other, x in (*out, *into)
             ]
-            for work in distributed.batch_isend_irecv(calls) if calls else ():
-                work.wait()
+            _waited_for(distributed.batch_isend_irecv(calls) if calls else [])
             for (_, x), (*_, staged) in zip(receives, into, strict=True):
                 _brought_back(x, staged)
         self.sent_bytes += sum(x.nbytes for _, x in sends)
+        for x, holders in moved:
+            if not x.is_cuda:
+                let_go(x, holders)
 
     def add_up(self, x: Tensor) -> None:
         """The sum over all processes."""
         distributed: Any = torch.distributed
+        holders = tensor_holders(x)
         with self._watch.communicating():
             staged = self._staged(x)
             distributed.all_reduce(_real(staged), group=self._group)
             _brought_back(x, staged)
         self.sent_bytes += x.nbytes
+        if not x.is_cuda:
+            let_go(x, holders)
 
     def begin_sum(self, x: Tensor) -> Callable[[], None]:
         """The same beside what follows; what it gives waits, and says who is to blame where it fails.
@@ -143,6 +149,12 @@ def speed_of(times: Sequence[float], device: torch.device, devices: int) -> Wire
         moved / max(large_sum - small_sum, _LEAST * large_sum, _INSTANT),
         min(small_sum, large_sum),
     )
+
+
+def _waited_for(works: list[Any]) -> None:
+    """Wait for all of them, and hold none any more: they hold what they have moved."""
+    while works:
+        works.pop(0).wait()
 
 
 def _brought_back(x: Tensor, staged: Tensor) -> None:
