@@ -90,7 +90,7 @@ ROOMS = {
         "shapes": {"eager", "step"},
         "operators": {"step"},
         "groups": {"step"},
-        "tiles": {"refusal", "eager", "step", "operators", "groups"},
+        "tiles": {"refusal", "distributed", "eager", "step", "operators", "groups"},
         "shards": {"distributed", "eager", "step", "operators", "tiles"},
     },
     "execute": {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "backend_of",
     "default_store",
     "functional_collectives",
     "group_seconds",
@@ -71,6 +72,11 @@ def functional_collectives() -> Any:
 def default_store() -> Any:
     """The store by which the processes of torch.distributed have met. Seen in 2.13."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def backend_of(group: Any, device: torch.device) -> str:
+    """What sends tensors of a device for a group: gloo, nccl. Seen in 2.13."""
+    return str(group._get_backend(device).name())
 
 
 def group_seconds(group: Any) -> float:

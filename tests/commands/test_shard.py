@@ -40,7 +40,6 @@ def test_says_how_a_step_is_split():
         (["convpool", "--mesh", "2by2"], "write devices along each axis, as 2x4"),
         (["convpool", "--mesh", "2x2", "--devices", "4"], "--devices 4, or --mesh 2x2"),
         (["convpool"], "--devices 4, or --mesh 2x2"),
-        (["convpool", "--mesh", "2x2", "--compare"], "--compare looks at one axis"),
         (["convpool", "--mesh", "64x64", "--simulate"], "a mesh has 1024 devices at most"),
         (
             ["convpool", "--devices", "2", "--simulate", "--run"],

@@ -127,8 +127,6 @@ def shard(
     if simulate and (runs or compares or draw is not None or output is not None):
         raise click.UsageError("--simulate runs, draws, compares and writes nothing; leave one of them out")
     sizes = _sizes(devices, mesh, _SIMULATED if simulate else _MOST)
-    if len(sizes) > 1 and compares:
-        raise click.UsageError("--compare looks at one axis; give --devices in place of --mesh")
     devices = prod(sizes)
     check_drawing(draw, device, devices)
     check_outputs(draw, output, inputs=[read_for(target)])
@@ -252,7 +250,7 @@ def _choice(
     from lowtide.graph.shards import Mesh
 
     if len(sizes) > 1:
-        return choose_on_mesh(chooser, Mesh(tuple(sizes)), links, cut)
+        return choose_on_mesh(chooser, Mesh(tuple(sizes)), links, cut, compare=compares)
     return choose(chooser, cut, compare=compares)
 
 

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 from lowtide.cost.wire import WireSpeed
+from lowtide.errors import PlanError
+from lowtide.execute.planning.step_costs import described
 from lowtide.execute.shards.axes import axes_of, split_axes
+from lowtide.execute.shards.choose import choose_on_mesh
+from lowtide.execute.shards.tried import Chooser
 from lowtide.graph import Role
 from lowtide.graph.shards import Mesh
 from lowtide.plan.make.cheapest import cheapest, cost_of
@@ -37,6 +41,37 @@ def test_results_are_those_of_one_device(address, sizes):
     both = [k for k, share in found.shards.operators.items() if share.shared(0) and share.shared(1)]
     assert both
     compared(case, found.shards)
+
+
+def test_others_are_compared_on_several_axes():
+    case = Captured("own")
+    links = [WireSpeed(1e8, 1e-4), WireSpeed(1e10, 1e-6)]
+    device = described("cpu")
+
+    def chosen(budget=None, kind="any", **options):
+        chooser = Chooser(case.joint, 4, device, links[0], budget, 2.0, forced=kind != "any")
+        return choose_on_mesh(chooser, Mesh((2, 2)), links, kind, **options)
+
+    found = chosen(compare=True)
+    assert [one.name.rpartition(" ")[2] for one in found.others] == ["parallel", "sharded", "alone"]
+    assert found.best.seconds <= min(one.seconds for one in found.others)
+    assert {one.shards.mesh.sizes for one in (found.best, *found.others)} == {(2, 2)}
+    parallel, sharded, _ = found.others
+    assert all(set(cut) == {None} for t, cut in parallel.shards.leaves.items() if parameter(case, t))
+    assert any(set(cut) != {None} for t, cut in sharded.shards.leaves.items() if parameter(case, t))
+    assert chosen().others == ()
+    forced = chosen(kind="channels").best
+    slower = [WireSpeed(1e6, 1e-2)] * 2
+    chooser = Chooser(case.joint, 4, device, slower[0], None, 2.0, forced=True)
+    assert choose_on_mesh(chooser, Mesh((2, 2)), slower, "channels").best.seconds > forced.seconds
+    least = min(one.peak_bytes for one in found.others)
+    assert chosen(least, compare=True).best.peak_bytes <= least
+    with pytest.raises(PlanError, match="no split was found whose devices stay inside"):
+        chosen(1000)
+
+
+def parameter(case, t):
+    return case.joint.graph.tensors[t].role is not Role.INPUT
 
 
 def test_what_is_cut_already_stays_so():

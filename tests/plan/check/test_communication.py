@@ -55,6 +55,10 @@ def test_a_ring_that_sends_first_does_not():
         ),
         ([[swap("halo", 2, 2)], []], "waits in halo for rank 2, which does not exist"),
         ([[swap("halo", 0, 0)]], "sends a message to itself"),
+        (
+            [[Sum("a", (0, 1), 4, "w")], [Sum("a", (0, 1), 4, "b")]],
+            "rank 1 adds the gradient of b up where rank 0 does that of w",
+        ),
         ([[Sum("loss", (1,), 4)], []], "takes part in loss, a sum over ranks \\[1\\]"),
     ],
 )

@@ -18,12 +18,22 @@ from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["AxesSplit", "axes_of", "split_axes"]
+__all__ = ["AxesSplit", "Prices", "axes_of", "split_axes"]
 
 _LONGEST = 8
 """Devices along an axis, where a number of devices is made into a mesh."""
 _BYTES = WireSpeed(1.0, 0.0)
 """With it, what moving takes is how many bytes move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a split is chosen by."""
+
+    links: Sequence[WireSpeed]
+    """Along each axis."""
+    byte_seconds: float = 0.0
+    """Of a byte that a device holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +75,24 @@ def split_axes(
     kind: CutKind = CUT_KINDS["any"],
     time_limit: float = 10.0,
     held: Mapping[int, Cut] | None = None,
-    byte_seconds: float = 0.0,
+    prices: Prices | None = None,
 ) -> AxesSplit:
     """The step split over a mesh; ``links`` connect the devices along each of its axes.
 
-    ``held`` says how tensors are cut that are there already, and ``byte_seconds`` what a byte costs that a
-    device holds.
+    ``held`` says how tensors are cut that are there already, and ``prices`` what a split is
+    chosen by, where that is not what it takes.
     """
+    prices = prices or Prices(links)
     began = time.monotonic()
     done: Shards | None = None
     chosen: list[Shards] = []
-    for axis, (size, link) in enumerate(zip(mesh.sizes, links, strict=True)):
+    for axis, (size, link) in enumerate(zip(mesh.sizes, prices.links, strict=True)):
         left = _left(joint, seconds, chosen)
         ways = ShardWays(joint, size, left, link, kind, done)
         ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
-        found = ways.shards(cheapest(ways.priced(byte_seconds), ways.pairs, time_limit / len(links)).choices)
+        found = ways.shards(
+            cheapest(ways.priced(prices.byte_seconds), ways.pairs, time_limit / len(links)).choices
+        )
         chosen.append(found)
         done = _joined(chosen)
     planned = time.monotonic() - began

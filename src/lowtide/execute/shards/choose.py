@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -11,9 +11,9 @@ from lowtide.cost.estimate import estimate
 from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
-from lowtide.execute.shards.axes import split_axes
+from lowtide.execute.shards.axes import Prices, split_axes
 from lowtide.execute.shards.meeting import Meeting
-from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, choose, fitting
+from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, SplitTried, choose, compared, fitting
 from lowtide.graph.shards import Cut, Mesh, Shards
 from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
@@ -62,7 +62,7 @@ def choose_shards(
         split = split_axes(joint, mesh, seconds, priced, kind, time_limit, held)
         if not fits(split.shards, split.held_bytes):
             dear = [WireSpeed(1 / _DEAR, 0.0)] * len(links)
-            split = split_axes(joint, mesh, seconds, dear, kind, time_limit, held, _DEAR)
+            split = split_axes(joint, mesh, seconds, dear, kind, time_limit, held, Prices(dear, _DEAR))
         return split.shards, Chosen((), split.seconds, 0.0)
 
     def chosen(link: WireSpeed, price: float) -> tuple[Shards, Chosen, float]:
@@ -87,11 +87,26 @@ def smallest_budget(own: int | None, meeting: Meeting) -> int | None:
     return min((one for one in known if one is not None), default=None)
 
 
-def choose_on_mesh(chooser: Chooser, mesh: Mesh, links: Sequence[WireSpeed], kind: str) -> ShardChoice:
+def choose_on_mesh(
+    chooser: Chooser, mesh: Mesh, links: Sequence[WireSpeed], kind: str, *, compare: bool = False
+) -> ShardChoice:
     """The split over a mesh of several axes, planned axis by axis; there is no bound for all of them.
 
-    A PlanError names the smallest budget of a device that is known to work.
+    With ``compare``, others beside it. A PlanError names the smallest budget that is known to work.
     """
-    priced = [FREE] * len(links) if chooser.forced else links
-    found = split_axes(chooser.joint, mesh, chooser.seconds, priced, CUT_KINDS[kind], chooser.time_limit)
-    return ShardChoice(fitting([chooser.looked_at(kind, found.shards, found.seconds, 0.0)]), 0.0)
+
+    dear = Prices([WireSpeed(1 / _DEAR, 0.0)] * len(links), _DEAR)
+
+    def tried(name: str, first: Prices | None = None) -> Iterator[SplitTried]:
+        """The fastest of a kind, and where a device would hold too much, the one that holds least."""
+        for prices in (first, dear):
+            joint, seconds, limit, cut = chooser.joint, chooser.seconds, chooser.time_limit, CUT_KINDS[name]
+            found = split_axes(joint, mesh, seconds, links, cut, limit, prices=prices)
+            one = chooser.looked_at(name, found.shards, found.seconds, 0.0)
+            yield one
+            if one.fits:
+                return
+
+    own = list(tried(kind, Prices([FREE] * len(links)) if chooser.forced else None))
+    others = compared(chooser.joint.graph, tried) if compare else []
+    return ShardChoice(fitting([*own, *(others if kind == "any" else ())]), 0.0, tuple(others))

@@ -7,7 +7,7 @@ more than the budget, planned inside it. The fastest that fits is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -27,7 +27,7 @@ from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
-__all__ = ["FREE", "Chooser", "ShardChoice", "SplitTried", "choose", "fitting"]
+__all__ = ["FREE", "Chooser", "ShardChoice", "SplitTried", "choose", "compared", "fitting"]
 
 _LIMITS = (0.9, 0.6, 0.4)
 """Shares of the budget to which what a device holds is limited: less of it needs less recomputation."""
@@ -164,13 +164,16 @@ def choose(chooser: Chooser, kind: str = "any", *, compare: bool = False) -> Sha
         alone = chooser.looked_at("any", Shards(Mesh((1,)), {}, {}), sum(chooser.seconds.values()), 0.0)
         return ShardChoice(fitting([alone]), alone.seconds)
     own = list(chooser.tried(kind))
-    others: list[SplitTried] = []
-    if compare:
-        others = [_best(list(chooser.tried(name))) for name in ("data parallel", "fully sharded")]
-        single = _best([one for name in _kinds(chooser.joint.graph) for one in chooser.tried(name)])
-        others.append(replace(single, name=f"{single.name} alone"))
+    others = compared(chooser.joint.graph, chooser.tried) if compare else []
     chosen = fitting([*own, *(others if kind == "any" else ())])
     return ShardChoice(chosen, max((one.bound for one in own), default=0.0), tuple(others))
+
+
+def compared(graph: Graph, tried: Callable[[str], Iterable[SplitTried]]) -> list[SplitTried]:
+    """The best of those that are ``tried`` as data parallel, fully sharded, and for one dimension alone."""
+    others = [_best(list(tried(name))) for name in ("data parallel", "fully sharded")]
+    single = _best([one for name in _kinds(graph) for one in tried(name)])
+    return [*others, replace(single, name=f"{single.name} alone")]
 
 
 def _kinds(graph: Graph) -> tuple[str, ...]:

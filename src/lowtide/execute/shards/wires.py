@@ -1,5 +1,7 @@
 """Wires over torch.distributed: messages point to point, sums by all-reduce. Bytes are counted.
 
+gloo takes tensors of the CPU; those of CUDA go through pinned memory of the host then.
+
 How fast they are is measured by a few messages and sums, small ones and large ones.
 """
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lowtide.cost.wire import WireSpeed
+from lowtide.distributed_internals import backend_of, tensor_holders
 from lowtide.execute.shards.faults import RankWatch
 from lowtide.trace.distributed.collectives import let_go
 
@@ -48,25 +51,33 @@ class ProcessWire:
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """All messages at once; returns when they are there."""
         distributed: Any = torch.distributed
+        moved = [(x, tensor_holders(x)) for _, x in (*sends, *receives)]
         with self._watch.communicating():
+            out = [(distributed.isend, to, self._staged(x)) for to, x in sends]
+            into = [(distributed.irecv, come, self._staged(x, filled=False)) for come, x in receives]
             calls = [
-                distributed.P2POp(distributed.isend, _real(x), self._ranks[to], self._group)
-                for to, x in sends
+                distributed.P2POp(how, _real(x), self._ranks[other], self._group)
+                for how, other, x in (*out, *into)
             ]
-            calls += [
-                distributed.P2POp(distributed.irecv, _real(x), self._ranks[k], self._group)
-                for k, x in receives
-            ]
-            for work in distributed.batch_isend_irecv(calls) if calls else ():
-                work.wait()
+            _waited_for(distributed.batch_isend_irecv(calls) if calls else [])
+            for (_, x), (*_, staged) in zip(receives, into, strict=True):
+                _brought_back(x, staged)
         self.sent_bytes += sum(x.nbytes for _, x in sends)
+        for x, holders in moved:
+            if not x.is_cuda:
+                let_go(x, holders)
 
     def add_up(self, x: Tensor) -> None:
         """The sum over all processes."""
         distributed: Any = torch.distributed
+        holders = tensor_holders(x)
         with self._watch.communicating():
-            distributed.all_reduce(_real(x), group=self._group)
+            staged = self._staged(x)
+            distributed.all_reduce(_real(staged), group=self._group)
+            _brought_back(x, staged)
         self.sent_bytes += x.nbytes
+        if not x.is_cuda:
+            let_go(x, holders)
 
     def begin_sum(self, x: Tensor) -> Callable[[], None]:
         """The same beside what follows; what it gives waits, and says who is to blame where it fails.
@@ -75,16 +86,29 @@ class ProcessWire:
         """
         distributed: Any = torch.distributed
         with self._watch.communicating() as name:
-            pending = [distributed.all_reduce(_real(x), group=self._group, async_op=True)]
+            staged = self._staged(x)
+            pending = [distributed.all_reduce(_real(staged), group=self._group, async_op=True)]
         self.sent_bytes += x.nbytes
 
         def ended() -> None:
             with self._watch.waiting(name):
                 pending.pop().wait()
+            _brought_back(x, staged)
             if not x.is_cuda:
                 let_go(x, 1)
 
         return ended
+
+    def by_host(self, x: Tensor) -> bool:
+        """Whether a tensor goes through memory of the host: gloo takes no others."""
+        return x.is_cuda and backend_of(self._group, x.device) == "gloo"
+
+    def _staged(self, x: Tensor, *, filled: bool = True) -> Tensor:
+        """The tensor, or memory of the host in its place; ``filled`` with its values or to be filled."""
+        if not self.by_host(x):
+            return x
+        found = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return found.copy_(x) if filled else found
 
 
 def timed_messages(wire: ProcessWire, device: torch.device) -> list[float]:
@@ -125,6 +149,18 @@ def speed_of(times: Sequence[float], device: torch.device, devices: int) -> Wire
         moved / max(large_sum - small_sum, _LEAST * large_sum, _INSTANT),
         min(small_sum, large_sum),
     )
+
+
+def _waited_for(works: list[Any]) -> None:
+    """Wait for all of them, and hold none any more: they hold what they have moved."""
+    while works:
+        works.pop(0).wait()
+
+
+def _brought_back(x: Tensor, staged: Tensor) -> None:
+    """Have in a tensor what has arrived in place of it."""
+    if staged is not x:
+        x.copy_(staged, non_blocking=True)
 
 
 def _real(x: Tensor) -> Tensor:

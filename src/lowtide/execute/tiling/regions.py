@@ -11,13 +11,12 @@ from lowtide.errors import CaptureError
 from lowtide.execute.tiling.geometry import working
 from lowtide.graph import Graph, Op, Phase, Rect
 from lowtide.trace.groups.fusible import fuses
-from lowtide.trace.operators import supported
+from lowtide.trace.operators import MASKED, supported, values_read
 from lowtide.trace.step.joint import Joint
 from lowtide.trace.tiles.nested import Inner
-from lowtide.trace.tiles.reads import MASKED, values_read
 from lowtide.trace.tiles.tiling import Tiling
 
-__all__ = ["endings", "grids", "inside", "middles", "result_grids", "result_of", "rows"]
+__all__ = ["carrying", "endings", "grids", "inside", "middles", "result_grids", "result_of", "rows"]
 
 _LARGE = 0.5
 """A tensor of this share of the largest is large."""
@@ -72,7 +71,7 @@ def middles(joint: Joint) -> list[str]:
     ops = [op for op in graph.ops if op.phase is Phase.FORWARD]
     pairs = zip(joint.inputs, joint.gradients, strict=False)
     leaves = frozenset(t for t, gradient in pairs if t is not None and gradient is not None)
-    carries = _carrying(graph, ops, leaves)
+    carries = carrying(graph, ops, leaves)
     most = _largest(graph, ops)
     last = next((k for k, op in enumerate(ops) if _stands_against(graph, op, carries)), len(ops))
     found: list[int] = []
@@ -166,7 +165,7 @@ def _largest_made(graph: Graph, ops: Sequence[Op]) -> int:
     return max((tensor.bytes for tensor in made if tensor.alias is None), default=0)
 
 
-def _carrying(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> set[int]:
+def carrying(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> set[int]:
     """Tensors that gradients go through."""
     carries = set(leaves)
     for op in ops:
@@ -178,7 +177,7 @@ def _carrying(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> set[in
 
 def _passages(graph: Graph, ops: Sequence[Op], leaves: frozenset[int]) -> Iterator[tuple[int, int]]:
     """Tensors that alone carry all of what comes later, with the operator behind which they do."""
-    carries = _carrying(graph, ops, leaves)
+    carries = carrying(graph, ops, leaves)
     last = {t: k for k, op in enumerate(ops) for t in op.inputs}
     there: set[int] = set()
     for k, op in enumerate(ops):

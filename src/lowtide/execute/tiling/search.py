@@ -19,6 +19,7 @@ from lowtide.execute.memory.host import fits_host
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.planning.step_costs import device_of, link_of
 from lowtide.execute.runtime.in_place import able_in_place
+from lowtide.execute.tiling.between import arrivals, departures
 from lowtide.execute.tiling.candidates import Candidate, Candidates
 from lowtide.execute.tiling.capture_tiles import Cutter, Way, around
 from lowtide.execute.tiling.geometry import Geometry, geometry
@@ -162,15 +163,17 @@ class Search:
     def try_all(self) -> None:
         """Try the whole step, and parts of it that end before the loss where nothing good is found."""
         result = result_of(self.joint)
+        begins = arrivals(self.joint)
         with self.unless_refused():
-            self.whole_step(Tiling(self.joint, end=result))
+            self.whole_step(Tiling(self.joint, begins, result))
         ends: list[str] = []
         with self.unless_refused():
-            ends += middles(self.joint) if self.unsatisfied() and not self.in_images else ()
+            if self.unsatisfied() and not self.in_images:
+                ends += departures(self.joint) if begins else middles(self.joint)
         for end in ends:
-            if end != result:
+            if end != result and (not begins or self.unsatisfied()):
                 with self.unless_refused():
-                    middle = Tiling(self.joint, end=end)
+                    middle = Tiling(self.joint, begins, end)
                     self.attempts(middle, result_grids(middle))
 
     def try_compiled(self) -> None:
@@ -184,7 +187,7 @@ class Search:
         if whole.ends:
             self.attempts(whole, result_grids(whole))
             return
-        for cut in endings(whole):
+        for cut in endings(whole) if not whole.begins else ():
             with self.unless_refused():
                 ending = Tiling(self.joint, (cut,))
                 self.attempts(ending, rows(ending, self.budget))

@@ -48,6 +48,8 @@ class Sum(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sum", gc
     label: str
     ranks: tuple[int, ...]
     bytes: int
+    of: str = ""
+    """The parameter whose gradient is added up, where that is known: the same on all ranks."""
 
     @property
     def sent_bytes(self) -> int:
@@ -85,7 +87,9 @@ def _communication(
     tensor, arguments = graph.tensors[op.inputs[0]], op.arguments or ()
     shape, item, ranks = tensor.shape or (), _item_bytes(tensor.dtype), wires[arguments[-1]]
     if op.kind == SUM:
-        return Sum(label, ranks, item * math.prod(shape))
+        leaf = graph.tensors[op.outputs[0]].gradient_of
+        of = "" if leaf is None else graph.tensors[leaf].label
+        return Sum(label, ranks, item * math.prod(shape), of)
     dim, sends, receives = arguments[1:4]
     row = item * math.prod(shape[:dim]) * math.prod(shape[dim + 1 :])
 
@@ -187,6 +191,10 @@ class _Played:
                 raise PlanError(
                     f"rank {rank} adds {one.bytes} bytes up in {one.label}, and rank {other} {its.bytes} in "
                     f"{its.label}"
+                )
+            if its.of != one.of and its.of and one.of:
+                raise PlanError(
+                    f"rank {rank} adds the gradient of {one.of} up where rank {other} does that of {its.of}"
                 )
         if len(there) < len(one.ranks):
             return []

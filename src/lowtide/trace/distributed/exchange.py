@@ -4,7 +4,8 @@
     add_up     each device gets the sum of all parts
     spread     all devices have the same tensor, and each uses it for something of its own
 
-``gradient_summed`` is ``spread`` of a parameter: it takes no memory, as what it gives is a view.
+``gradient_summed`` is ``spread`` of a parameter: it takes no memory, as what it gives is a view. Its sums
+are ``alike``, and no others in backward.
 
 The gradient of a piece goes back to where it came from, and is added up there. Where all devices compute the
 same from what they got (``alike``), each has the whole gradient already, and keeps its own piece of it.
@@ -144,7 +145,7 @@ class _GradientSummed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         for wire in ctx.wires:
-            gradient = ADD_UP(gradient, False, wire)
+            gradient = ADD_UP(gradient, True, wire)
         return gradient, None
 
 

@@ -10,10 +10,12 @@ Every node calls an ATen operator that autograd knows, so that the tile's graph 
 from lowtide.trace.operators.differentiable import differentiable_tensors
 from lowtide.trace.operators.emit import emit, loss_total, supported
 from lowtide.trace.operators.history import stopped
+from lowtide.trace.operators.reads import MASKED, values_read
 from lowtide.trace.operators.site import InputPart, cropped
 from lowtide.trace.operators.table import adds_up, depends_on_place
 
 __all__ = [
+    "MASKED",
     "InputPart",
     "adds_up",
     "cropped",
@@ -23,4 +25,5 @@ __all__ = [
     "loss_total",
     "stopped",
     "supported",
+    "values_read",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import fx
 from lowtide.errors import CaptureError
 from lowtide.graph import Graph, Phase, Role
 from lowtide.trace.distributed.collectives import COLLECTIVES, is_collective, lacks_joined_form
+from lowtide.trace.distributed.gradient_sums import is_of_a_share, summed_over
 from lowtide.trace.eager.gradients import owners_of_gradients, place_of, whole
 from lowtide.trace.eager.in_place_calls import NO_GRAD, WRITTEN_OVER
 from lowtide.trace.eager.layouts import Layout, layout_of
@@ -58,6 +59,8 @@ class Joint:
     """Those of them that were written over another tensor, which autograd takes them for."""
     marks: str | None = None
     """What the user's function does to gradients beyond its operators, in words."""
+    summed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Inputs whose gradients are added up over processes, and by which connections."""
     apart: tuple[int, ...] = ()
     """Inputs by their places, one for each gradient behind those of all inputs: it is to be added to it."""
     tangents_of: tuple[int | None, ...] = ()
@@ -175,6 +178,8 @@ def read_symbolic(
     owners = owners_of_gradients(primals, results[num_outputs:])
     updated = [builder.tensor_of[node] for node in _updated(nodes[-1], primals) if node in builder.tensor_of]
     updated += builder.written
+    sums = {k: summed_over(node) for k, node in zip(owners, results[num_outputs:], strict=False)}
+    summed = {t: wires for k, wires in sums.items() if wires and (t := inputs[k]) is not None}
     joint = Joint(
         graph=builder.graph([inputs[k] for k in (*owners, *apart)], outputs, gradients, updated),
         calls=tuple(builder.calls),
@@ -186,9 +191,10 @@ def read_symbolic(
         gradients=gradients,
         constants=builder.constants,
         plain={k: r for k, r in enumerate(results[:num_outputs]) if not isinstance(r, fx.Node)},
-        stopped=_stopped(calls, builder) if tangents else frozenset(),
+        stopped=_stopped(calls, builder, summed) if tangents else frozenset(),
         overwritten=_overwritten(calls, builder) if tangents else {},
         marks=marks or _talks(calls),
+        summed=summed,
         apart=tuple(apart),
         tangents_of=tuple(_result_of(node) for node in tangents),
         objects={k: objects[r] for k, r in enumerate(results) if r in objects},
@@ -230,7 +236,7 @@ def _is_returned_object(node: fx.Node, value: object) -> bool:
 
 def _talks(nodes: Sequence[fx.Node]) -> str | None:
     """Whether other processes take part in the gradients, in words."""
-    talks = any(is_collective(node.target) for node in nodes)
+    talks = any(is_collective(node.target) and not is_of_a_share(node) for node in nodes)
     return "other processes take part in it (collectives)" if talks else None
 
 
@@ -247,9 +253,13 @@ def _result_of(tangent: fx.Node) -> int | None:
     return getattr(getattr(whole(tangent.meta.get("desc")), "output", None), "idx", None)
 
 
-def _stopped(nodes: Iterable[fx.Node], builder: Builder) -> frozenset[int]:
+def _stopped(nodes: Iterable[fx.Node], builder: Builder, summed: Collection[int]) -> frozenset[int]:
+    """Those that gradients do not go through; they do where an operator of Lowtide says how."""
+    known = builder.tensor_of
     made = (node for node in nodes if traced_in_forward(node) and node.meta.get(NO_GRAD))
-    return frozenset(builder.tensor_of[node] for node in made if node in builder.tensor_of)
+    made = (node for node in made if not is_of_a_share(node))
+    made = (node for node in made if known.get(next(iter(node.all_input_nodes), node)) not in summed)
+    return frozenset(known[node] for node in made if node in known)
 
 
 def _overwritten(nodes: Iterable[fx.Node], builder: Builder) -> dict[int, int]:

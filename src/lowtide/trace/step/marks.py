@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.torch_internals import GRADIENT_FUNCTIONS, HigherOrderOperator
+from lowtide.trace.distributed.gradient_sums import adds_gradients_up
 from lowtide.trace.step.checkpoints import is_checkpoint
 from lowtide.trace.step.sources import where
 
@@ -38,7 +39,7 @@ def _said(node: fx.Node) -> str | None:
         return None
     target: Any = node.target
     name = str(getattr(target, "__name__", target))
-    if isinstance(target, HigherOrderOperator) and not is_checkpoint(node):
+    if isinstance(target, HigherOrderOperator) and not (is_checkpoint(node) or adds_gradients_up(node)):
         return f"it has a part with rules of its own ({name})"
     if name in _FUNCTIONS or (name == "getattr" and len(node.args) > 1 and node.args[1] == "data"):
         return f"it calls {name}"

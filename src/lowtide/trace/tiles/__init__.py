@@ -3,5 +3,5 @@
 Takes a Joint and boxes; gives a Joint for each different tile, and the step with a loop in the place of the
 region.
 
-From outside: ``differentiate``, ``loop``, ``nested``, ``outside``, ``owned``, ``reads``, ``tiling``.
+From outside: ``differentiate``, ``loop``, ``nested``, ``outside``, ``owned``, ``tiling``.
 """

@@ -20,12 +20,12 @@ from lowtide.trace.eager.gradients import copy_gradients
 from lowtide.trace.eager.in_place_calls import IN_PLACE_OF, operator_in_place
 from lowtide.trace.eager.layouts import layouts_of
 from lowtide.trace.eager.library import define
-from lowtide.trace.operators import InputPart, stopped
+from lowtide.trace.operators import MASKED, InputPart, stopped, values_read
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
+from lowtide.trace.tiles.gradient_order import add_gradients_up, refuse_another_order
 from lowtide.trace.tiles.masks import drawn_as_mask, pack
-from lowtide.trace.tiles.reads import MASKED, values_read
 from lowtide.trace.tiles.record import written_for
 from lowtide.trace.tiles.tiling import CapturedTile, Tiling
 
@@ -144,6 +144,7 @@ class Fold(ABC):
         forward = Forward(self.graph, examples, leaves, layouts, root, mode, fused, old.split)
 
         def changed(joint: fx.GraphModule, num_outputs: int) -> list[Leaf]:
+            add_gradients_up(joint, num_outputs, inputs, old)
             copy_gradients(joint, num_outputs, [kept.get(t) for t in inputs])
             return change(joint, num_outputs) if change is not None else []
 
@@ -245,6 +246,7 @@ class Fold(ABC):
                 # what a narrow one expects changes in backward
                 once = op.once or getattr(calls[k].target, "narrow", False)
                 ops[k] = msgspec.structs.replace(op, axes=axes, once=once, source=self.tiling.source)
+        refuse_another_order(old, made, old.inputs, [None if one is None else one[0] for one in places])
         places_of = {t: pair[0] for t, pair in zip(old.inputs, places, strict=True) if pair is not None}
         return replace(
             made,

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from lowtide.errors import CaptureError
 from lowtide.graph import Op
 from lowtide.graph.access import Relation
+from lowtide.trace.operators import MASKED, values_read
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
-from lowtide.trace.tiles.reads import MASKED, values_read
 
 __all__ = ["Sums", "depends", "is_weighted", "line_of"]
 

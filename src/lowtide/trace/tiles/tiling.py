@@ -25,14 +25,23 @@ from lowtide.errors import CaptureError, GraphError
 from lowtide.graph import RESIDENT_ROLES, Graph, Op, Phase, Rect, Role, Source
 from lowtide.graph.access import Relation, access
 from lowtide.trace.eager.layouts import layouts_of
-from lowtide.trace.operators import InputPart, cropped, depends_on_place, emit, loss_total, stopped, supported
+from lowtide.trace.operators import (
+    MASKED,
+    InputPart,
+    cropped,
+    depends_on_place,
+    emit,
+    loss_total,
+    stopped,
+    supported,
+    values_read,
+)
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.accumulate import accumulating, summed
 from lowtide.trace.tiles.boxes import Reads, form, inside, whole_features
 from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated, evaluated
 from lowtide.trace.tiles.masks import is_mask, packed_box, packed_like, unpack, unpacked_box
-from lowtide.trace.tiles.reads import MASKED, values_read
 from lowtide.trace.tiles.record import written_for
 from lowtide.trace.tiles.sums import Sums, depends, is_weighted, line_of
 
