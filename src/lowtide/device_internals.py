@@ -157,10 +157,14 @@ def reserved_for(pool: tuple[int, int] | None) -> int:
     return sum(one["total_size"] for one in mine)
 
 
-def allocations_of(device: int) -> tuple[int, int]:
-    """How many tensors were allocated so far, and how many bytes were asked for. Seen in 2.11, 2.13."""
+def allocations_of(device: int) -> tuple[int, int, int]:
+    """How many tensors were allocated so far, how many bytes were asked for, and how many tensors there are.
+
+    Seen in 2.11, 2.13.
+    """
     found = torch._C._cuda_memoryStats(device)
-    return int(found["allocation"]["all"]["allocated"]), int(found["requested_bytes"]["all"]["allocated"])
+    count, size = found["allocation"]["all"], found["requested_bytes"]["all"]
+    return int(count["allocated"]), int(size["allocated"]), int(count["current"])
 
 
 def free_library_workspaces() -> None:

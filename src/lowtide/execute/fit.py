@@ -326,7 +326,7 @@ def fit(
     for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few
     kernels: faster, in less memory, and equal up to rounding.
 
-    With ``graphs="auto"`` a step on CUDA replays forward and backward as one CUDA graph each, from the second
+    With ``graphs="auto"`` a step on CUDA replays forward and backward as one CUDA graph each, from the fourth
     step on, where everything in them can be captured and their memory fits into the budget.
 
     Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 import lowtide
 from lowtide.execute.graphs.arena.driver import Addresses
@@ -44,6 +45,9 @@ def _deterministic(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     # which layout is faster is measured in each fit, and changes the bits of fused kernels
     monkeypatch.setattr(ways, "in_faster_layout", lambda module, *_: module)
+    # and so is which of several kernels of Inductor's is faster, unless it is told not to
+    if hasattr(inductor, "deterministic"):
+        monkeypatch.setattr(inductor, "deterministic", True)
     torch._dynamo.reset()
 
 
@@ -68,6 +72,27 @@ def test_the_bits_are_those_without_graphs(loop):
     graphs, _ = compared(loop)
     if loop not in (two_at_once, held):
         assert "each replay as one CUDA graph" in graphs.explain()
+
+
+@pytest.mark.parametrize("kernels", ["eager", "fused"])
+def test_one_fit_gives_the_same_bits_by_graphs_and_without(kernels):
+    """The kernels are the same objects: nothing is measured or compiled between."""
+    torch.manual_seed(0)
+    model = Network(0.0).cuda()
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(
+        loss_of, model, x, y, budget="80%", kernels=kernels, only="recompute", graphs="auto", time_limit=2.0
+    )
+    state = copy.deepcopy(model.state_dict())
+    by_graphs = trained(model, step, usual)
+    assert "each replay as one CUDA graph" in step.explain()
+    for one in gc.get_objects():
+        if isinstance(one, Replay):
+            one.release("a test")
+    model.load_state_dict(state)
+    model.zero_grad()
+    assert all(map(torch.equal, by_graphs, trained(model, step, usual)))
+    assert "a test" in step.explain()
 
 
 def test_fused_steps_have_the_same_bits_by_other_plans():

@@ -77,6 +77,12 @@ class _Tape:
         self.storages.append(_Storage(flat, range(0), frozenset([self.number])))
         return Value(self.storages[-1], Form.of(tensor))
 
+    def again(self, form, address):
+        known = [one for graph in self.graphs for one in (*graph.results, *graph.arguments)]
+        storages = (one.untyped_storage() for one in known if isinstance(one, torch.Tensor))
+        (found, *_) = (one for one in storages if one.data_ptr() == address)
+        return form.over(torch.empty(0, dtype=torch.uint8).set_(found))
+
     def settle(self):
         least = min((uses_of_storage(one.base) for one in self.storages), default=0)
         for one in self.storages:  # the graph holds them too
@@ -287,6 +293,59 @@ def test_a_batch_that_never_moves_is_read_in_place(tapes):
         model.zero_grad()
         step(model, x, y).backward()
     assert len(tapes[-1].made) == 2
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_capture_that_is_interrupted_is_made_again(tapes, monkeypatch, part):
+    captured = _Tape.captured
+
+    def interrupted(self, *given):
+        if self.number == 0 and len(self.graphs) == part:
+            raise KeyboardInterrupt
+        return captured(self, *given)
+
+    torch.manual_seed(0)
+    model = Network(0.0, width=4)
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, verify=False, graphs="auto")
+    monkeypatch.setattr(_Tape, "captured", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - which call it is depends on the part
+        for _ in range(5):
+            model.zero_grad()
+            step(model, x, y).backward()
+    model.zero_grad()
+    twin = copy.deepcopy(model)
+    loss, expected = step(model, x, y), loss_of(twin, x, y)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    assert "each replay as one CUDA graph" in step.explain()
+
+
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_model_that_moves_between_forward_and_backward(tapes, steps):
+    """In the fourth step, which is captured, and later: backward reads what the step without graphs reads."""
+    torch.manual_seed(0)
+    model = Network(0.0, width=4)
+    twin = copy.deepcopy(model)
+    x, y = next(batches(model, 1))
+    ways = [
+        (one, lowtide.fit(loss_of, one, x, y, budget="100%", verify=False, graphs=how))
+        for one, how in ((model, "auto"), (twin, "off"))
+    ]
+    for number in range(steps + 3):
+        for one, step in ways:
+            one.zero_grad()
+            loss = step(one, x, y)
+            if number == steps - 1:
+                for parameter in one.parameters():
+                    parameter.data = torch.full_like(parameter, 0.1)
+            loss.backward()
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    assert "each replay as one CUDA graph" in ways[0][1].explain()
 
 
 def test_a_batch_that_is_updated_is_not_copied(tapes):

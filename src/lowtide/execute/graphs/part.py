@@ -132,8 +132,8 @@ class Tape:
             except BaseException:
                 with contextlib.suppress(Exception):
                     graph.capture_end()
-                    if recorder.pools:
-                        release_pool(index, self._graph_pool)
+                if recorder.pools:
+                    release_pool(index, self._graph_pool)
                 raise
             finally:
                 self._memory.close()

@@ -88,7 +88,7 @@ class Replay:
         if self.reason is not None:
             return f"graphs     none: {self.reason}"
         if not self.replays:
-            return "graphs     captured at the third step"
+            return "graphs     captured at the fourth step"
         size, rest = format_bytes(self.arena_bytes), format_bytes(self._made.unplanned_bytes)
         return (
             f"graphs     forward and backward each replay as one CUDA graph, in an arena of {size}; "
@@ -117,12 +117,17 @@ class Replay:
             return self._as_always(1, self._interpreter.run_backward, arguments)
         values = list(arguments)
         arguments.clear()
+        if any(tape.fixed.get(k, one.data_ptr()) != one.data_ptr() for k, one in self._given(values)):
+            return self._backward_as_always(tape, values, None)  # the model was moved since forward
         if tape.backward is None:
             why = None
             try:
                 self._capture_backward(tape, values)
             except Exception as error:  # whatever it is, backward runs as always
                 why = _let_go(error)
+            except BaseException:  # Ctrl-C, say
+                self.release(None)
+                raise
             if why is not None:
                 return self._backward_as_always(tape, values, why)
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
@@ -131,6 +136,10 @@ class Replay:
         self._pending = None
         self._interpreter.apart = []
         return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
+
+    def _given(self, values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Arguments of forward among those of backward, by their number."""
+        return ((k, one) for k, one in zip(self._leaf, values, strict=False) if k is not None)
 
     def _replayed(self, arguments: Sequence[Any]) -> CapturedStep | None:
         """What has replayed the forward that this is the backward of, if anything."""
@@ -195,6 +204,9 @@ class Replay:
             return self._capture_forward(arguments, addresses)
         except Exception as error:  # whatever it is, the step runs as always
             why = _let_go(error)
+        except BaseException:  # Ctrl-C, say: the next step is captured
+            self.release(None)
+            raise
         self.release(why)
         return None
 
@@ -337,10 +349,14 @@ class Replay:
         del results
         tape.tape.settle()
 
-    def _backward_as_always(self, tape: CapturedStep, values: Sequence[Any], why: str) -> list[Any]:
-        """The backward of a forward that was replayed, where it cannot be captured itself."""
+    def _backward_as_always(self, tape: CapturedStep, values: Sequence[Any], why: str | None) -> list[Any]:
+        """The backward of a forward that was replayed, where it cannot be replayed itself."""
         assert self._beside is not None
-        saved = [tape.tape.again(form, address) for form, address in tape.where]
+        given = {place for place, k in enumerate(self._leaf) if k in tape.fixed}
+        saved = [
+            values[place] if place in given else tape.tape.again(form, address)
+            for place, (form, address) in enumerate(tape.where)
+        ]
         saved += map(self._beside.as_saved, tape.others)
         tape.backward, tape.saved = None, None
         found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])

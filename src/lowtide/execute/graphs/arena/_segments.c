@@ -4,7 +4,7 @@
  * away twice, and the same page of memory is behind all of them, as nothing runs yet. Once every request has a place,
  * it answers the same requests with these places, in an arena that has pages of its own. One capture at a time uses it.
  *
- * A request that was not listed is answered as well, with the beginning of the arena, and `unplanned` tells. What was
+ * A request that was not listed is answered as well, with some address of the arena, and `unplanned` tells. What was
  * captured is not used then. Refusing would be heard: a library may choose another algorithm for good, with less memory
  * and other bits. */
 #define PY_SSIZE_T_CLEAN
@@ -102,9 +102,9 @@ VISIBLE void *lowtide_take(ssize_t size, int device, void *stream) {
     if (!now.listing) {
         if (now.next < now.count && now.places[now.next].size == wanted) offset = now.places[now.next++].offset;
         else {
-            now.unplanned++;
-            if (wanted > now.size) return NULL;
-            offset = 0;
+            /* One of its own: PyTorch remembers what it was given by address. Planned places are multiples of 512. */
+            offset = 256 + 512 * (uint64_t)now.unplanned++;
+            if (wanted > now.size || offset >= now.size) return NULL;
         }
         return (void *)(uintptr_t)(now.base + offset);
     }

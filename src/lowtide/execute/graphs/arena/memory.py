@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from lowtide.device_internals import allocations_of
+from lowtide.device_internals import allocations_of, blocks_of_memory
 from lowtide.execute.graphs.arena import segments
 from lowtide.execute.graphs.arena.driver import Addresses
 from lowtide.execute.graphs.arena.errors import CannotCaptureError
@@ -52,7 +52,7 @@ class Listing:
         self._pages, self.addresses, self._requests = pages, Addresses(), Requests()
         self.pages: Sequence[int] = ()
         self._taken = 0
-        self._before = (0, 0)
+        self._before = (0, 0, 0)
         if not pages.grow(1):
             raise CannotCaptureError("the device has no memory left for them")
 
@@ -77,13 +77,20 @@ class Listing:
 
     def ran(self, stay: Mapping[int, int]) -> Collection[int]:
         """It has left storages of so many bytes, by address: those among them that lie here."""
-        count, size = allocations_of(self._pages.index)
-        return self._requests.ran(
-            segments.listed(self.addresses),
+        count, size, current = allocations_of(self._pages.index)
+        listed = segments.listed(self.addresses)
+        mine = self._requests.ran(
+            listed,
             {address: size for address, size in stay.items() if address in self.addresses},
             allocations=count - self._before[0],
             asked=size - self._before[1],
         )
+        if current - self._before[2] > len(mine):  # other threads allocate too: look closer
+            for one in listed:
+                for address, kept in blocks_of_memory(range(one.address, one.address + one.size)):
+                    if address not in mine:
+                        raise CannotCaptureError(f"an operator keeps {kept:,} bytes that are no result of it")
+        return mine
 
     def died(self, address: int) -> None:
         """A storage is gone."""
