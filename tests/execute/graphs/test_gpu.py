@@ -14,6 +14,7 @@ import lowtide
 from lowtide.execute.graphs.arena.driver import Addresses
 from lowtide.execute.graphs.arena.segments import Pages
 from lowtide.execute.graphs.replay import Replay
+from lowtide.execute.graphs.step_capture import StepCapture
 from lowtide.execute.kernels import ways
 from lowtide.plan.program.instructions import Run
 from tests.execute.graphs.loops import (
@@ -231,7 +232,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch):
 
     expected = steps(plain)
     graphs = lowtide.fit(loss_of, model, x, y, **options, graphs="auto")
-    monkeypatch.setattr(Replay, "_room", lambda self: 4 << 20)  # of pages: the second operator fails
+    monkeypatch.setattr(StepCapture, "_room", lambda self: 4 << 20)  # of pages: the second operator fails
     found = steps(graphs)
     assert "more than the budget leaves for them" in graphs.explain()
     assert graphs.graph_bytes == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from lowtide.execute.compare.subject import Loss, StepOutcome, StepRunner, Subje
 from lowtide.execute.compile.bits import largest_difference, same_bits
 from lowtide.execute.compile.user_code import in_the_users_terms, users_step
 from lowtide.execute.memory.optimizer_state import state_of, with_state
-from lowtide.execute.memory.out_of_memory import ran_out
+from lowtide.execute.memory.out_of_memory import forget_frames, ran_out
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Graph, Recording, Timeline
 from lowtide.pace import Pace
@@ -243,18 +242,11 @@ def _eager(subject: Subject, way: StepRunner, *, alone: bool) -> _Eager | None:
     except Exception as error:
         if not alone or not ran_out(error.__cause__ or error):
             raise
-        _forget(error)
+        forget_frames(error)
     subject.reset()
     gc.collect()
     torch.cuda.empty_cache()
     return None
-
-
-def _forget(error: BaseException | None) -> None:
-    """Hold nothing of what ran when this was raised."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _recording(graph: Graph, program: Program, timeline: Timeline) -> Recording:

@@ -9,6 +9,7 @@ arena, to run there.
 - ``operator_parts.py``: operators that are captured in parts.
 - ``memsets.py``: small memsets of a graph as kernels.
 - ``part.py``: one captured part.
+- ``step_capture.py``: captures both parts.
 - ``captured_step.py``: both parts, and whether they may be replayed.
 - ``beside.py``: copies to the host and random numbers of a captured part.
 - ``stopwatch.py``: whether graphs are faster.

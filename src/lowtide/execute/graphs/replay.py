@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
-from lowtide.execute.graphs.arena.errors import CannotCaptureError
-from lowtide.execute.graphs.arena.layout import ArenaLayout
-from lowtide.execute.graphs.beside import Beside
 from lowtide.execute.graphs.captured_step import CapturedStep, Pending, undisturbed
 from lowtide.execute.graphs.part import Replayable, Tapes, Value
+from lowtide.execute.graphs.step_capture import StepCapture, batch_of
 from lowtide.execute.graphs.stopwatch import slower
-from lowtide.execute.runtime.copies import Form
+from lowtide.execute.memory.out_of_memory import forget_frames
 from lowtide.execute.runtime.interpreter import Interpreter
-from lowtide.graph import RESIDENT_ROLES, Role
+from lowtide.graph import Role
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
-from lowtide.trace.step.group import Group
-from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
 
 __all__ = ["Replay", "replayed"]
@@ -40,7 +35,7 @@ class Replay:
 
     def __init__(self, interpreter: Interpreter, tapes: Tapes, lost_bytes: int = 0) -> None:
         """``lost_bytes`` is what the plan leaves for the arena to lose."""
-        self._interpreter, self._made, self._lost_bytes = interpreter, tapes, lost_bytes
+        self._interpreter, self._made = interpreter, tapes
         self.reason = reasons.known_before(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
@@ -59,14 +54,7 @@ class Replay:
             for k, t in enumerate(joint.inputs)
             if t is not None and joint.graph.tensors[t].role != Role.INPUT
         }
-        self._groups = list(_groups(joint))
-        self._large: list[set[int]] = [set(), set()]
-        """Operators of forward and of backward that allocate much, by their number."""
-        self._beside: Beside | None = None
-        self._tangents: list[torch.Tensor] | None = None
-        """What backward is given beside what forward has saved, without memory, once that was seen."""
-        self._layout: ArenaLayout | None = None
-        """Where everything lies, once the step's requests for memory are listed."""
+        self._capture = StepCapture(interpreter, tapes, self._resident, lost_bytes)
         self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
         self._places: set[tuple[int, ...]] = set()
         """Where the batch lay in all calls; two of the places, if there were several."""
@@ -122,9 +110,9 @@ class Replay:
         if tape.backward is None:
             why = None
             try:
-                self._capture_backward(tape, values)
+                self._capture.backward(tape, values[kept:])
             except Exception as error:  # whatever it is, backward runs as always
-                why = _let_go(error)
+                why = _told(error)
             except BaseException:  # Ctrl-C, say
                 self.release(None)
                 raise
@@ -165,24 +153,13 @@ class Replay:
         if self._calls == _ORDINARY:
             with self._always.timing(part):
                 return run(arguments)
-        device = _device(arguments)
-        sizes = self._made.sizes(device)
-        if self._beside is None:
-            self._made.watched()
-            self._beside = self._made.beside(self._interpreter, device)
-        if part == 1:
-            tangents = arguments[len(self._leaf) :]
-            self._tangents = [torch.empty_like(one, device="meta") for one in tangents]
-        with sizes.watching(self._groups), self._beside.watching(part):
-            found = run(arguments)
-        self._large[part] = sizes.large
-        return found
+        return self._capture.watch(part, run, arguments, len(self._leaf))
 
     def _replay(self, part: int, graph: Replayable | None) -> None:
         assert graph is not None
-        assert self._beside is not None
+        assert self._capture.beside is not None
         with self._by_graphs.timing(part):
-            self._beside.set_out(part)
+            self._capture.beside.set_out(part)
             graph.replay()
 
     def _tape(self, arguments: Sequence[Any]) -> CapturedStep | None:
@@ -201,9 +178,9 @@ class Replay:
             self.release("what steps give is held in more ways than graphs are captured for")
             return None
         try:
-            return self._capture_forward(arguments, addresses)
+            return self._capture.forward(arguments, addresses, self._tapes)
         except Exception as error:  # whatever it is, the step runs as always
-            why = _let_go(error)
+            why = _told(error)
         except BaseException:  # Ctrl-C, say: the next step is captured
             self.release(None)
             raise
@@ -213,15 +190,9 @@ class Replay:
     def _fixed(self, arguments: Sequence[Any]) -> dict[int, int]:
         """Where lies what is read in place: parameters, buffers, and a batch that never moves."""
         if len(self._places) < 2:
-            self._places.add(tuple(arguments[k].data_ptr() for k in self._batch(arguments)))
-        batch = self._batch(arguments) if len(self._places) == 1 else ()
+            self._places.add(tuple(arguments[k].data_ptr() for k in batch_of(arguments, self._resident)))
+        batch = batch_of(arguments, self._resident) if len(self._places) == 1 else ()
         return {k: arguments[k].data_ptr() for k in (*self._resident, *batch)}
-
-    def _batch(self, arguments: Sequence[Any]) -> Iterator[int]:
-        """The tensors of the batch, by argument."""
-        return (
-            k for k, one in enumerate(arguments) if k not in self._resident and isinstance(one, torch.Tensor)
-        )
 
     def _may_replay(self, arguments: Sequence[Any]) -> bool:
         """Whether a call like this one could be replayed; the first ones are not."""
@@ -232,7 +203,7 @@ class Replay:
             self.reason = "an argument of the step is on the host"
         if watched or elsewhere or not self._made.possible():
             return False
-        if self._calls == _WATCHED and self._tangents is None:
+        if self._calls == _WATCHED and not self._capture.watched:
             return False  # its backward never came: watch this call
         self._calls += 1
         self._fixed(arguments)
@@ -260,117 +231,21 @@ class Replay:
             self._faster = None if found is None else not found
         return self.reason is not None
 
-    def _captured(
-        self, tape: CapturedStep, part: int, run: Callable[[list[Any]], list[Any]], given: list[Any]
-    ) -> tuple[Replayable, list[Any]]:
-        assert self._beside is not None
-        beside = self._beside
-        generators = beside.generators(part)
-
-        def whole(arguments: list[Any]) -> list[Any]:
-            with beside.capturing(part):
-                return run(arguments)
-
-        return tape.tape.captured(whole, given, self._groups, self._large[part], generators)
-
-    def _listed(self, given: Sequence[Any], device: torch.device) -> tuple[ArenaLayout, list[Replayable]]:
-        """A place for everything: both parts are captured once for what they ask for alone.
-
-        Hold their graphs until others are captured: PyTorch gives up a pool on the host with its last graph.
-        """
-        assert self._tangents is not None
-        interpreter, count = self._interpreter, len(self._interpreter.joint.outputs)
-        listing = self._made.listing(device)
-        tape = CapturedStep(listing)
-        try:
-            forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
-            tape.outputs, saved = results[:count], results[count:]
-            del results
-            given = [*saved, *(torch.empty_like(one, device=device) for one in self._tangents)]
-            del saved
-            backward, tape.gradients = self._captured(tape, 1, interpreter.run_backward, given)
-            interpreter.apart = []
-            return listing.layout(), [forward, backward]
-        finally:
-            tape.outputs, tape.gradients = [], []
-            listing.close()
-
-    def _capture_forward(self, arguments: Sequence[Any], addresses: dict[int, int]) -> CapturedStep:
-        device = _device(arguments)
-        given, static = list(arguments), {}
-        for k in self._batch(arguments):
-            if k not in addresses:
-                value = arguments[k]
-                copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-                static[k] = given[k] = copy.copy_(value)
-        listed: list[Replayable] = []
-        if self._layout is None:
-            self._layout, listed = self._listed(given, device)
-        held = {p for tape in self._tapes for one in tape.tape.storages if one.held for p in one.pages}
-        tape = CapturedStep(self._made.new(device, self._layout, held, self._room()))
-        tape.fixed, tape.static = addresses, static
-        batch = (
-            one for k, one in enumerate(given) if isinstance(one, torch.Tensor) and k not in self._resident
-        )
-        tape.batch = {one.untyped_storage().data_ptr() for one in batch}
-        self._tapes.append(tape)
-        interpreter = self._interpreter
-        tape.forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
-        listed.clear()
-        count = len(interpreter.joint.outputs)
-        outputs, saved = results[:count], results[count:]
-        del results
-        ours = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
-        for one in outputs:
-            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in ours:
-                raise CannotCaptureError("the step returns one of its arguments")
-        tape.outputs = [tape.tape.value(one) if isinstance(one, torch.Tensor) else one for one in outputs]
-        tape.saved = saved
-        tensors = saved[: len(interpreter.saved)]
-        tape.where = [(Form.of(one), one.untyped_storage().data_ptr()) for one in tensors]
-        tape.others = saved[len(tensors) :]
-        return tape
-
-    def _capture_backward(self, tape: CapturedStep, values: Sequence[Any]) -> None:
-        interpreter, kept = self._interpreter, len(self._leaf)
-        assert tape.saved is not None
-        tape.tangents = [torch.empty_like(one) for one in values[kept:]]
-        given = [*tape.saved, *tape.tangents]
-        tape.saved = None
-        graph, results = self._captured(tape, 1, interpreter.run_backward, given)
-        if interpreter.apart:
-            raise CannotCaptureError("gradients are returned use by use")
-        own = {one.untyped_storage().data_ptr() for one in tape.tangents} | tape.batch
-        for one in results:
-            if one is not None and one.untyped_storage().data_ptr() in own:
-                raise CannotCaptureError("a gradient is the gradient of the loss itself")
-        tape.gradients = [None if one is None else tape.tape.value(one) for one in results]
-        tape.backward = graph
-        del results
-        tape.tape.settle()
-
     def _backward_as_always(self, tape: CapturedStep, values: Sequence[Any], why: str | None) -> list[Any]:
         """The backward of a forward that was replayed, where it cannot be replayed itself."""
-        assert self._beside is not None
+        assert self._capture.beside is not None
         given = {place for place, k in enumerate(self._leaf) if k in tape.fixed}
         saved = [
             values[place] if place in given else tape.tape.again(form, address)
             for place, (form, address) in enumerate(tape.where)
         ]
-        saved += map(self._beside.as_saved, tape.others)
+        saved += map(self._capture.beside.as_saved, tape.others)
         tape.backward, tape.saved = None, None
         found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])
         self._pending = None
         del saved
         self.release(why)
         return found
-
-    def _room(self) -> int:
-        """Bytes that the budget has for everything but parameters and the batch."""
-        plan = self._interpreter.plan
-        assert plan is not None
-        leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
-        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._lost_bytes
 
 
 def replayed(interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
@@ -384,25 +259,7 @@ def _kept(value: torch.Tensor) -> torch.Tensor:
     return value.clone() if value.nbytes <= _SMALL else value
 
 
-def _let_go(error: Exception) -> str:
+def _told(error: Exception) -> str:
     """What has failed, in words; the error holds nothing any more of what ran meanwhile."""
-    one: BaseException | None = error
-    while one is not None:
-        traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+    forget_frames(error)
     return reasons.of_error(error)
-
-
-def _device(arguments: Sequence[Any]) -> torch.device:
-    return next(one.device for one in arguments if isinstance(one, torch.Tensor))
-
-
-def _groups(joint: Joint) -> Iterator[Group]:
-    """Groups of a step, those inside of loops too."""
-    for call in joint.calls:
-        if isinstance(call.target, Group):
-            yield call.target
-        else:
-            bodies: Iterable[Joint] = getattr(call.target, "bodies", ())
-            for body in bodies:
-                yield from _groups(body)

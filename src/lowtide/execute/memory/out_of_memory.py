@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 
 import torch
 
@@ -12,7 +13,7 @@ from lowtide.execute.memory.host import available_bytes
 from lowtide.plan.result.plan import Plan
 from lowtide.units import format_bytes
 
-__all__ = ["OutOfMemoryError", "in_spite_of", "ran_out", "while_measuring"]
+__all__ = ["OutOfMemoryError", "forget_frames", "in_spite_of", "ran_out", "while_measuring"]
 
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
 """What errors of devices, of the host's allocator and of libraries have in their text."""
@@ -28,6 +29,13 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAID)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Have an error, and those behind it, hold nothing of what ran when they were raised."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def in_spite_of(plan: Plan, error: BaseException, device: torch.device, model: str) -> RunError | None:
