@@ -43,31 +43,51 @@ def test_results_are_those_of_one_device(address, sizes):
     compared(case, found.shards)
 
 
-def test_others_are_compared_on_several_axes():
+LINKS = [WireSpeed(1e8, 1e-4), WireSpeed(1e10, 1e-6)]
+
+
+def chosen(case, budget=None, kind="any", links=LINKS, **options):
+    chooser = Chooser(case.joint, 4, described("cpu"), links[0], budget, 2.0, forced=kind != "any")
+    return choose_on_mesh(chooser, Mesh((2, 2)), links, kind, **options)
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A network and how its step is split over two axes, beside other ways."""
     case = Captured("own")
-    links = [WireSpeed(1e8, 1e-4), WireSpeed(1e10, 1e-6)]
-    device = described("cpu")
+    return case, chosen(case, compare=True)
 
-    def chosen(budget=None, kind="any", **options):
-        chooser = Chooser(case.joint, 4, device, links[0], budget, 2.0, forced=kind != "any")
-        return choose_on_mesh(chooser, Mesh((2, 2)), links, kind, **options)
 
-    found = chosen(compare=True)
+def test_others_are_compared_on_several_axes(own):
+    case, found = own
     assert [one.name.rpartition(" ")[2] for one in found.others] == ["parallel", "sharded", "alone"]
     assert found.best.seconds <= min(one.seconds for one in found.others)
     assert {one.shards.mesh.sizes for one in (found.best, *found.others)} == {(2, 2)}
     parallel, sharded, _ = found.others
     assert all(set(cut) == {None} for t, cut in parallel.shards.leaves.items() if parameter(case, t))
     assert any(set(cut) != {None} for t, cut in sharded.shards.leaves.items() if parameter(case, t))
-    assert chosen().others == ()
-    forced = chosen(kind="channels").best
-    slower = [WireSpeed(1e6, 1e-2)] * 2
-    chooser = Chooser(case.joint, 4, device, slower[0], None, 2.0, forced=True)
-    assert choose_on_mesh(chooser, Mesh((2, 2)), slower, "channels").best.seconds > forced.seconds
+
+
+def test_moving_takes_as_long_as_links_say(own):
+    case, _ = own
+    quick, slow = (
+        chosen(case, kind="channels"),
+        chosen(case, kind="channels", links=[WireSpeed(1e6, 1e-2)] * 2),
+    )
+    assert quick.others == ()
+    assert slow.best.seconds > quick.best.seconds
+
+
+@pytest.mark.extended
+def test_the_budget_counts_for_all_that_are_compared(own):
+    case, found = own
     least = min(one.peak_bytes for one in found.others)
-    assert chosen(least, compare=True).best.peak_bytes <= least
+    assert chosen(case, least, compare=True).best.peak_bytes <= least
+
+
+def test_a_budget_that_no_split_keeps_is_refused(own):
     with pytest.raises(PlanError, match="no split was found whose devices stay inside"):
-        chosen(1000)
+        chosen(own[0], 1000)
 
 
 def parameter(case, t):

@@ -29,7 +29,7 @@ from tests.trace.shards.devices import Hub, ThreadWire
 
 CASES = {"data parallel": 1_200_000, "fully sharded": 1_200_000, "height": 1_600_000}
 """Kinds of cuts, with budgets below what a share takes without tiles (3.2 MiB or more)."""
-OPTIONS = {"time_limit": 3.0, "verify": False, "fullgraph": True}
+OPTIONS = {"time_limit": 1.0, "verify": False, "fullgraph": True}
 
 
 class Network(nn.Module):
