@@ -8,6 +8,7 @@ from torch import nn
 from lowtide import zoo
 from lowtide.errors import RunError
 from lowtide.execute.backend import PROGRAMS
+from lowtide.execute.compare import subject
 from lowtide.execute.compare.compare import compare
 from lowtide.execute.compile.user_code import users_step
 
@@ -98,6 +99,25 @@ def too_large_for_eager(request, monkeypatch):
         yield
 
     monkeypatch.setattr("lowtide.execute.compare.compare.users_step", full)
+
+
+def test_eager_may_run_out_of_memory_while_it_is_timed(monkeypatch):
+    model, batch, loss = small_step()
+    before = subject.timed
+
+    def full(step, ways, *rest):
+        if len(ways) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return before(step, ways, *rest)
+
+    monkeypatch.setattr("lowtide.execute.compare.compare.timed", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        compare(model, batch, loss, PROGRAMS["plain"], repeats=1)
+    said = []
+    found = compare(model, batch, loss, PROGRAMS["plain"], repeats=1, alone=True, progress=said.append)
+    assert "eager PyTorch runs out of memory while it is timed: nothing is compared" in said
+    assert (found.eager, found.loss_equal, found.bitwise, found.max_rel_grad_diff) == (None,) * 4
+    assert found.measured.seconds > 0
 
 
 def test_a_program_may_run_alone_where_eager_runs_out_of_memory(too_large_for_eager):

@@ -9,7 +9,8 @@ import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -39,6 +40,7 @@ from lowtide.units import format_bytes
 __all__ = ["Comparison", "MeasuredSide", "compare"]
 
 TextProgress = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def compare(
 
     progress("eager step")
     eagerly = StepRunner(loss, None if update is None else lambda model, _: update(model))
-    before = _eager(subject, eagerly, alone=alone)
+    before = _unless_out_of_memory(partial(_eager, subject, eagerly), subject, alone=alone)
     if before is None:
         progress("eager PyTorch runs out of memory: the program runs alone, and nothing is compared")
     progress("capturing")
@@ -187,17 +189,14 @@ def compare(
     subject.reset()
     result, ours = subject.watch(planned)
     after = subject.outcome(result)
-    timing = "timing" if before is None else "timing both"
-    progress(timing)
-    timed_ways = [planned] if before is None else [eagerly, planned]
-    pace = Pace()
-
-    def turn(done: int) -> None:
-        if pace.due():
-            progress(f"{timing}: {done} of {repeats + 1} times")
-
-    seconds = timed(subject, timed_ways, repeats, turn)
-    host = launched(subject, timed_ways, repeats, seconds)
+    times = None
+    if before is not None:
+        both = partial(_timed, subject, [eagerly, planned], repeats, progress)
+        times = _unless_out_of_memory(both, subject, alone=alone)
+        if times is None:
+            progress("eager PyTorch runs out of memory while it is timed: nothing is compared")
+            before = None
+    seconds, host = times or _timed(subject, [planned], repeats, progress)
     subject.reset()
     eager = None
     if before is not None:
@@ -229,16 +228,21 @@ class _Eager:
     left: StepOutcome
 
 
-def _eager(subject: Subject, way: StepRunner, *, alone: bool) -> _Eager | None:
-    """The step as the user wrote it; None where it runs out of memory and that is no error."""
+def _eager(subject: Subject, way: StepRunner) -> _Eager:
+    """The step as the user wrote it."""
+    subject.reset()
+    with users_step():
+        subject.step(way)  # what a first step sets up once and for all
+    subject.reset()
+    resident = subject.resident_bytes()
+    result, took = subject.watch(way)
+    return _Eager(resident, took, subject.outcome(result))
+
+
+def _unless_out_of_memory(call: Callable[[], _T], subject: Subject, *, alone: bool) -> _T | None:
+    """What a call that runs eager PyTorch gives; None where memory runs out and that is no error."""
     try:
-        subject.reset()
-        with users_step():
-            subject.step(way)  # what a first step sets up once and for all
-        subject.reset()
-        resident = subject.resident_bytes()
-        result, took = subject.watch(way)
-        return _Eager(resident, took, subject.outcome(result))
+        return call()
     except Exception as error:
         if not alone or not ran_out(error.__cause__ or error):
             raise
@@ -247,6 +251,22 @@ def _eager(subject: Subject, way: StepRunner, *, alone: bool) -> _Eager | None:
     gc.collect()
     torch.cuda.empty_cache()
     return None
+
+
+def _timed(
+    subject: Subject, ways: Sequence[StepRunner], repeats: int, progress: TextProgress
+) -> tuple[list[float], list[float]]:
+    """Seconds of a step of each, and until its call returns."""
+    timing = "timing both" if len(ways) > 1 else "timing"
+    progress(timing)
+    pace = Pace()
+
+    def turn(done: int) -> None:
+        if pace.due():
+            progress(f"{timing}: {done} of {repeats + 1} times")
+
+    seconds = timed(subject, ways, repeats, turn)
+    return seconds, launched(subject, ways, repeats, seconds)
 
 
 def _recording(graph: Graph, program: Program, timeline: Timeline) -> Recording:
