@@ -266,7 +266,7 @@ class Fitted:
     @property
     def graph_bytes(self) -> int:
         """Memory that CUDA graphs of the step hold for themselves."""
-        return sum(one.arena_bytes for one in self._shapes.graphs)
+        return self._shapes.graph_bytes
 
     def _seen(self, plan: Plan) -> None:
         self._plan = plan

@@ -201,4 +201,34 @@ def many(model, step, optimizer, count=10_000):
         optimizer.zero_grad(set_to_none=chance.random() < 0.8)
 
 
-LOOPS = [usual, one_batch, kept_gradients, accumulated, evaluated, other_shapes, held, moved, two_at_once]
+def shapes_in_turn(model, step, optimizer):
+    """Gradients of one shape are kept while another one runs, added to, and given up."""
+    for number in range(24):
+        x, y = next(batches(model, 1, (32, 16, 8)[number % 3]))
+        loss = step(model, x, y)
+        if number % 5 == 4:
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def shapes_at_once(model, step, optimizer):
+    """A step of another shape runs between forward and backward of one."""
+    for number in range(10):
+        optimizer.zero_grad()
+        (x, y), (z, w) = next(batches(model, 1, 32)), next(batches(model, 1, 16))
+        first = step(model, x, y)
+        if number > 5:
+            second = step(model, z, w)
+            second.backward()
+            yield second
+        first.backward()
+        optimizer.step()
+        yield first
+
+
+LOOPS = [
+    usual, one_batch, kept_gradients, accumulated, evaluated, other_shapes, held, moved, two_at_once,
+    shapes_in_turn, shapes_at_once,
+]  # fmt: skip

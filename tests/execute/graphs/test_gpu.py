@@ -232,7 +232,9 @@ def test_a_capture_that_fails_leaves_nothing_behind(monkeypatch):
 
     expected = steps(plain)
     graphs = lowtide.fit(loss_of, model, x, y, **options, graphs="auto")
-    monkeypatch.setattr(StepCapture, "_room", lambda self: 4 << 20)  # of pages: the second operator fails
+    monkeypatch.setattr(
+        StepCapture, "_room", lambda self, copies: 4 << 20
+    )  # of pages: the second operator fails
     found = steps(graphs)
     assert "more than the budget leaves for them" in graphs.explain()
     assert graphs.graph_bytes == 0

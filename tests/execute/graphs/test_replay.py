@@ -15,7 +15,8 @@ from torch import nn
 import lowtide
 from lowtide.device_internals import uses_of_storage
 from lowtide.execute.compile.family import Shapes
-from lowtide.execute.graphs.captured_step import undisturbed
+from lowtide.execute.graphs.captured_step import CapturedStep
+from lowtide.execute.graphs.common_memory import CommonMemory
 from lowtide.execute.graphs.part import SharedStorage, Value
 from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.runtime.copies import Form
@@ -34,15 +35,17 @@ from tests.execute.graphs.loops import (
 
 
 class _Graph:
-    """Computes again what it has computed once, into the same memory."""
+    """Computes again what it has computed once, into the same memory, and writes over whatever else is there."""
 
-    def __init__(self, run, arguments, results):
-        self.run, self.arguments, self.replays = run, arguments, 0
+    def __init__(self, tape, run, arguments, results):
+        self.tape, self.run, self.arguments, self.replays = tape, run, arguments, 0
         given = {one.data_ptr() for one in arguments if isinstance(one, torch.Tensor)}
         self.results = [one if one is None or one.data_ptr() in given else one.clone() for one in results]
 
     def replay(self):
         self.replays += 1
+        for one in self.tape.others():
+            one.base.fill_(0x7F)
         for old, new in zip(self.results, self.run(list(self.arguments)), strict=True):
             if old is not None and old.data_ptr() != new.data_ptr():
                 old.copy_(new)
@@ -57,14 +60,21 @@ class _Storage(SharedStorage):
 
 
 class _Tape:
-    def __init__(self, number):
-        self.number, self.storages, self.used, self.graphs = number, [], {number}, []
+    order = 0
+
+    def __init__(self, tapes, number, pages):
+        self.tapes, self.number, self.pages = tapes, number, pages
+        self.storages, self.used, self.graphs = [], set(pages), []
+
+    def others(self):
+        """Storages of other tapes on pages of this one."""
+        return [one for one in self.tapes.storages if one not in self.storages and one.pages & self.used]
 
     def captured(self, run, arguments, groups, large, generators):
         known = list(arguments)
         before = [one.clone() if isinstance(one, torch.Tensor) else one for one in known]
         random = torch.get_rng_state()
-        self.graphs.append(_Graph(run, known, run(arguments)))
+        self.graphs.append(_Graph(self, run, known, run(arguments)))
         assert not arguments
         torch.set_rng_state(random)  # nothing is computed while a graph is captured
         for one, value in zip(known, before, strict=True):
@@ -74,7 +84,9 @@ class _Tape:
 
     def value(self, tensor):
         flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        self.storages.append(_Storage(flat, range(0), frozenset([self.number])))
+        page = self.pages[len(self.storages) % len(self.pages)]
+        self.storages.append(_Storage(flat, range(0), frozenset([page]), self.order))
+        self.tapes.storages.append(self.storages[-1])
         return Value(self.storages[-1], Form.of(tensor))
 
     def again(self, form, address):
@@ -89,7 +101,7 @@ class _Tape:
             one.rest = least
 
     def close(self):
-        self.storages.clear()
+        self.storages = [one for one in self.storages if one.held]
 
 
 class _Beside:
@@ -125,15 +137,19 @@ class _Stopwatch:
         return [part[1:] for part in self.took]
 
 
+PAGES = 4
+"""Of each tape."""
+
+
 class _Tapes:
     device_type = "cpu"
     unplanned_bytes = 0
-    took = (1.0, 1.0)
+    took, watches = (1.0, 1.0), 0
     """Seconds as always, and as graphs."""
+    size = 0
 
     def __init__(self):
-        self.made, self.listed, self.size = [], [], 0
-        self.watches = iter(self.took)
+        self.made, self.listed, self.storages, self.forgotten = [], [], [], 0
 
     def possible(self):
         return True
@@ -142,7 +158,8 @@ class _Tapes:
         return _Beside()
 
     def stopwatch(self):
-        seconds = next(self.watches)
+        self.watches += 1
+        seconds = self.took[(self.watches - 1) % 2]
         return _Stopwatch([[seconds], [seconds]])
 
     def watched(self):
@@ -159,18 +176,20 @@ class _Tapes:
         return Nothing()
 
     def listing(self, device):
-        found = _Tape(-1)
+        found = _Tape(self, -1, [0])
         found.layout = object
         self.listed.append(found)
         return found
 
     def new(self, device, layout, held, most):
         assert layout is not None
-        self.made.append(_Tape(len(self.made)))
+        free = [page for page in range(PAGES + len(held)) if page not in held]
+        self.made.append(_Tape(self, len(self.made), free[:PAGES]))
         return self.made[-1]
 
     def forget(self):
-        pass
+        self.storages.clear()  # others get other pages
+        self.forgotten += 1
 
 
 @pytest.fixture
@@ -180,8 +199,10 @@ def tapes(monkeypatch):
     def replayed(self, interpreter, how, lost_bytes):
         if how == "off":
             return None
-        found.append(_Tapes())
-        replay = Replay(interpreter, found[-1])
+        if not self.common:
+            found.append(_Tapes())
+            self.common[torch.device("cpu")] = CommonMemory(found[-1])
+        replay = Replay(interpreter, self.common[torch.device("cpu")])
         self.graphs.add(replay)
         return replay
 
@@ -263,6 +284,79 @@ def test_graphs_that_are_slower_are_given_up(tapes, monkeypatch):
         found.append("each replay as one CUDA graph" in step.explain())
     assert found == [False, False, False, True, True, True, False, False]
     assert "the step was measured to take longer as graphs" in step.explain()
+
+
+def taught(budget="100%"):
+    """A step that is replayed for two shapes: batches of both."""
+    torch.manual_seed(0)
+    model = Network(width=4)
+    large, small = next(batches(model, 1)), next(batches(model, 1, 16))
+    step = lowtide.fit(loss_of, model, *large, budget=budget, verify=False, graphs="auto", time_limit=0.5)
+    for _ in range(5):
+        for x, y in (large, small):
+            model.zero_grad()
+            step(model, x, y).backward()
+    return model, step, large, small
+
+
+def replays(tapes):
+    return [[graph.replays for graph in tape.graphs] for tape in tapes.made]
+
+
+def test_shapes_share_their_memory_and_the_copies_of_batches(tapes):
+    model, step, large, _small = taught()
+    (memory,) = tapes
+    assert [min(one) > 0 for one in replays(memory)] == [True] * 2
+    assert memory.forgotten == 0
+    assert memory.made[0].used == memory.made[1].used
+    for _ in range(2):  # batches are copied from here on
+        for x, y in (large, next(batches(model, 1, 16))):
+            model.zero_grad()
+            step(model, x.clone(), y.clone()).backward()
+    (common,) = step._shapes.common.values()
+    first, second = (one.static for one in common._steps[-2:])
+    assert [one.data_ptr() for one in first.values()] == [one.data_ptr() for one in second.values()]
+    assert common.copied_bytes(()) == large[0].nbytes + large[1].nbytes
+
+
+def test_graphs_are_given_up_where_evaluation_needs_their_memory(tapes):
+    model, step, large, small = taught()
+    (memory,) = tapes
+
+    def evaluated():
+        with torch.no_grad():
+            step(model, *large)
+
+    evaluated()  # is planned, so nothing may be there
+    assert memory.forgotten == 1
+    for x, y in (large, small):
+        model.zero_grad()
+        step(model, x, y).backward()
+    made = len(memory.made)
+    evaluated()
+    assert memory.forgotten == 1
+    memory.size = step.plan.budget_bytes  # there is no room for both
+    evaluated()
+    assert memory.forgotten == 2
+    model.zero_grad()
+    step(model, *large).backward()
+    assert len(memory.made) == made + 1  # it is captured again, and replayed
+    assert min(memory.made[-1].graphs[0].replays, memory.made[-1].graphs[1].replays) == 1
+
+
+def test_graphs_that_are_given_up_again_and_again_are_captured_no_more(tapes):
+    model, step, large, _ = taught()
+    (memory,) = tapes
+    memory.size = step.plan.budget_bytes
+    for _ in range(20):
+        model.zero_grad()
+        step(model, *large).backward()
+        with torch.no_grad():
+            step(model, *large)
+    assert (
+        "evaluation, or a step of another shape, needs the memory of its graphs too often" in step.explain()
+    )
+    assert memory.forgotten < 20
 
 
 def test_arguments_on_the_host_are_named(tapes, monkeypatch):
@@ -365,20 +459,27 @@ def test_a_batch_that_is_updated_is_not_copied(tapes):
 
 
 def test_nothing_is_replayed_over_what_is_held():
-    def tape(used, *storages):
-        return SimpleNamespace(
-            used=set(used), storages=[SimpleNamespace(held=h, pages=frozenset(p)) for h, p in storages]
-        )
+    def steps(*tapes):
+        memory, found = CommonMemory(_Tapes()), []
+        for used, is_held, pages in tapes:
+            storage = SimpleNamespace(held=is_held, pages=frozenset(pages), order=len(found) + 1)
+            tape = SimpleNamespace(used=set(used), storages=[storage], close=lambda: None)
+            found.append(CapturedStep(tape))
+            memory.add(found[-1])
+        return memory, found
 
-    free = [tape([0, 1], (False, [0])), tape([2, 3], (False, [2]))]
-    assert undisturbed(free, 0)
-    assert undisturbed(free, 1)
-    large = [tape([0, 1], (True, [0])), tape([2, 3], (False, [2]))]
-    assert not undisturbed(large, 0)
-    assert undisturbed(large, 1)
-    overlapping = [tape([0, 1], (False, [0])), tape([1, 3], (True, [1]))]
-    assert not undisturbed(overlapping, 0)
-    small_of_the_first = [tape([0], (True, [])), tape([2], (False, []))]
-    assert undisturbed(small_of_the_first, 1)
-    small_of_the_second = [tape([0], (False, [])), tape([2], (True, []))]
-    assert not undisturbed(small_of_the_second, 0)
+    def undisturbed(*tapes):
+        memory, found = steps(*tapes)
+        return [memory.is_undisturbed(one) for one in found]
+
+    assert undisturbed(([0, 1], False, [0]), ([2, 3], False, [2])) == [True, True]
+    assert undisturbed(([0, 1], True, [0]), ([2, 3], False, [2])) == [False, True]
+    assert undisturbed(([0, 1], False, [0]), ([1, 3], True, [1])) == [False, False]
+    small_of_the_first, small_of_the_second = ([0], True, []), ([2], True, [])
+    assert undisturbed(small_of_the_first, ([2], False, [])) == [False, True]
+    assert undisturbed(([0], False, []), small_of_the_second) == [False, False]
+    memory, (first, second) = steps(([0, 1], True, [0]), ([0, 2], False, [2]))
+    memory.remove([first])
+    assert not memory.is_undisturbed(second)  # users hold what graphs have left that were given up
+    first.tape.storages[0].held = False
+    assert memory.is_undisturbed(second)

@@ -22,7 +22,8 @@ from lowtide.distributed_internals import is_distributed
 from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
-from lowtide.execute.graphs.replay import Replay, replayed
+from lowtide.execute.graphs.common_memory import CommonMemory
+from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.planning.other_shapes import ShapePlans
 from lowtide.execute.runtime.interpreter import Interpreter
@@ -86,13 +87,30 @@ class Shapes:
     """How operators run with fused kernels, once that was measured for a shape."""
     graphs: weakref.WeakSet[Replay] = dataclasses.field(default_factory=weakref.WeakSet)
     """What replays steps as CUDA graphs."""
+    common: dict[torch.device, CommonMemory] = dataclasses.field(default_factory=dict)
+    """In which memory, on each device."""
 
     def replayed(self, interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
         """What replays a step, where that is asked for; so much is left for their arena to lose."""
-        found = replayed(interpreter, how, lost_bytes)
-        if found is not None:
-            self.graphs.add(found)
+        devices = {value.device for value in interpreter.joint.values if value.device.type == "cuda"}
+        if how == "off" or not devices:
+            return None
+        device = min(devices, key=str)
+        if device not in self.common:
+            self.common[device] = CommonMemory()
+        found = Replay(interpreter, self.common[device], lost_bytes)
+        self.graphs.add(found)
         return found
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that CUDA graphs hold for themselves."""
+        return sum(one.tapes.size for one in self.common.values())
+
+    def make_way(self) -> None:
+        """Give up CUDA graphs, which are captured again: a step is going to be measured."""
+        for one in self.common.values():
+            one.make_way()
 
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""

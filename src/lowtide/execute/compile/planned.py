@@ -158,6 +158,7 @@ class Planned(FirstCall):
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []
         bring_back()
+        self.family.shapes.make_way()
         device = Room(arguments).device
         self._request = self._as_for_others(self._request.on(device.type))
         self._state = state_of(self._request.optimizer, device)

@@ -10,12 +10,13 @@ arena, to run there.
 - ``memsets.py``: small memsets of a graph as kernels.
 - ``part.py``: one captured part.
 - ``step_capture.py``: captures both parts.
-- ``captured_step.py``: both parts, and whether they may be replayed.
+- ``captured_step.py``: both parts.
+- ``common_memory.py``: what graphs of all shapes share, and which may be replayed.
 - ``beside.py``: copies to the host and random numbers of a captured part.
 - ``stopwatch.py``: whether graphs are faster.
 - ``reasons.py``: why a step is not captured.
 - ``replay.py``: when a part is captured, replayed or run as always.
 - ``room.py``: what a plan leaves for all this.
 
-From outside: ``replay``, ``room``.
+From outside: ``common_memory``, ``replay``, ``room``.
 """

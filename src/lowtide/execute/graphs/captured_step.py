@@ -1,8 +1,8 @@
-"""Both parts of a step as graphs, and which of several such steps may be replayed now."""
+"""Both parts of a step as graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from lowtide.execute.graphs.part import Replayable, Tape
 from lowtide.execute.runtime.copies import Form
 
-__all__ = ["CapturedStep", "Pending", "undisturbed"]
+__all__ = ["CapturedStep", "Pending"]
 
 
 class CapturedStep:
@@ -46,17 +46,3 @@ class Pending(NamedTuple):
     token: int
     """The address of what autograd keeps in place of the tensors that forward saves."""
     tape: CapturedStep
-
-
-def undisturbed(tapes: Sequence[Tape], number: int) -> bool:
-    """Whether a replay of one of the tapes, in the order of their capture, writes over nothing that is held.
-
-    Small storages lie in the pool that all graphs share. It was theirs alone for later captures; earlier ones
-    may have used the place for something else.
-    """
-    for k, tape in enumerate(tapes):
-        for one in tape.storages:
-            earlier = not one.pages and k > number
-            if one.held and (k == number or earlier or one.pages & tapes[number].used):
-                return False
-    return True

@@ -58,8 +58,9 @@ class _Memory:
 class SharedStorage:
     """Memory that a part writes and that users may hold."""
 
-    def __init__(self, base: torch.Tensor, span: range, pages: frozenset[int]) -> None:
-        self.base, self.span, self.pages = base, span, pages
+    def __init__(self, base: torch.Tensor, span: range, pages: frozenset[int], order: int) -> None:
+        """``order`` is that of the capture, among all in this memory."""
+        self.base, self.span, self.pages, self.order = base, span, pages, order
 
     @property
     def held(self) -> bool:
@@ -95,6 +96,8 @@ class Tape:
         self._pages, self._graph_pool, self._memory, self._libraries = pages, graph_pool, memory, libraries
         self._alive: list[Alive] = []
         self._pools: list[Any] = []
+        self.order = 0
+        """Of the capture, among all in this memory."""
         self.storages: list[SharedStorage] = []
         """What users may hold."""
 
@@ -162,7 +165,8 @@ class Tape:
                 flat = torch.as_tensor(_Memory(addresses, address, size), device=tensor.device)
             else:  # a small one, in the pool of the graph
                 flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            known = SharedStorage(flat, span, frozenset(self._memory.pages[page] for page in span))
+            pages = frozenset(self._memory.pages[page] for page in span)
+            known = SharedStorage(flat, span, pages, self.order)
             self.storages.append(known)
         return Value(known, form)
 
@@ -256,7 +260,11 @@ class Tapes:
 
     def listing(self, device: torch.device) -> ListingTape:
         """A tape that nothing is replayed from: it tells what a step asks for."""
-        return ListingTape(self._there(device), self._graph_pool, libraries=self._libraries)
+        pages, cuda = self._there(device), torch.cuda
+        before = cuda.memory_allocated(device)
+        free_library_workspaces()  # they take as much for the stream that is captured
+        self._libraries |= cuda.memory_allocated(device) != before
+        return ListingTape(pages, self._graph_pool, libraries=self._libraries)
 
     def new(self, device: torch.device, layout: ArenaLayout, held: Collection[int], most: int) -> Tape:
         """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
@@ -268,9 +276,6 @@ class Tapes:
         """The memory, made if need be."""
         if self._pages is None:
             cuda: Any = torch.cuda
-            before = cuda.memory_allocated(device)
-            free_library_workspaces()  # they take as much for the stream that is captured
-            self._libraries |= cuda.memory_allocated(device) != before
             self._pages, self._graph_pool = Pages(device), cuda.graph_pool_handle()
             allocate_to_pool(self._pages.index, self._graph_pool)  # it is there as long as this
             stop_allocating_to_pool(self._pages.index, self._graph_pool, captured=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
-from lowtide.execute.graphs.captured_step import CapturedStep, Pending, undisturbed
-from lowtide.execute.graphs.part import Replayable, Tapes, Value
+from lowtide.execute.graphs.arena.errors import NoRoomError
+from lowtide.execute.graphs.captured_step import CapturedStep, Pending
+from lowtide.execute.graphs.common_memory import CommonMemory
+from lowtide.execute.graphs.part import Replayable, Value
 from lowtide.execute.graphs.step_capture import StepCapture, batch_of
 from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.memory.out_of_memory import forget_frames
@@ -19,13 +22,16 @@ from lowtide.graph import Role
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
 from lowtide.units import format_bytes
 
-__all__ = ["Replay", "replayed"]
+__all__ = ["Replay"]
 
 _WATCHED, _ORDINARY = 1, 2
 """Calls that run as always at first: one that is watched while libraries set up what they keep, and one that
 is timed."""
 _TAPES = 3
 """Ways in which users hold what a step gives, each with graphs of its own."""
+_WORTHWHILE, _PATIENCE = 50, 16
+"""Graphs that are given up for others after fewer replays than this are captured so often at most."""
+_MADE_WAY = "evaluation, or a step of another shape, needs the memory of its graphs too often"
 _SMALL = 1 << 20
 """Results of so many bytes are copied, so that users may keep them."""
 
@@ -33,17 +39,15 @@ _SMALL = 1 << 20
 class Replay:
     """Forward and backward of one Program, by graphs where that is possible."""
 
-    def __init__(self, interpreter: Interpreter, tapes: Tapes, lost_bytes: int = 0) -> None:
+    def __init__(self, interpreter: Interpreter, common: CommonMemory, lost_bytes: int = 0) -> None:
         """``lost_bytes`` is what the plan leaves for the arena to lose."""
-        self._interpreter, self._made = interpreter, tapes
+        self._interpreter, self._common, self._made = interpreter, common, common.tapes
         self.reason = reasons.known_before(interpreter)
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
         self._tapes: list[CapturedStep] = []
         self._faster: bool | None = None
         """Whether the step is faster by graphs, once that is known."""
-        self._pending: Pending | None = None
-        """The latest forward, while its backward may still come."""
         joint = interpreter.joint
         leaves = {t: k for k, t in enumerate(joint.inputs) if t is not None}
         self._leaf = [leaves.get(t) if t not in interpreter.copied else None for t in interpreter.saved]
@@ -54,12 +58,19 @@ class Replay:
             for k, t in enumerate(joint.inputs)
             if t is not None and joint.graph.tensors[t].role != Role.INPUT
         }
-        self._capture = StepCapture(interpreter, tapes, self._resident, lost_bytes)
-        self._always, self._by_graphs = tapes.stopwatch(), tapes.stopwatch()
+        self._capture = StepCapture(interpreter, common, self._resident, lost_bytes)
+        self._always, self._by_graphs = self._made.stopwatch(), self._made.stopwatch()
         self._places: set[tuple[int, ...]] = set()
         """Where the batch lay in all calls; two of the places, if there were several."""
         self._later: str | None = None
         """Why the step is to run as always, once the backward that is still to come has run."""
+        self._replays, self._in_vain = 0, 0
+        """Replays since graphs were captured, and how often in a row these were too few."""
+        common.join(self)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # as where the process ends
+            self.release(None)
 
     @property
     def replays(self) -> bool:
@@ -94,7 +105,7 @@ class Replay:
             copy.copy_(values[k])
         self._replay(0, tape.forward)
         token = torch.zeros(1, dtype=torch.uint8)
-        self._pending = Pending(is_freed(token), token.data_ptr(), tape)
+        self._common.pending = Pending(is_freed(token), token.data_ptr(), tape)
         outputs = [_kept(one.now()) if isinstance(one, Value) else one for one in tape.outputs]
         return [*outputs, *(token if k is None else values[k] for k in self._leaf)]
 
@@ -121,7 +132,7 @@ class Replay:
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
             copy.copy_(value)
         self._replay(1, tape.backward)
-        self._pending = None
+        self._common.pending = None
         self._interpreter.apart = []
         return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
 
@@ -131,23 +142,36 @@ class Replay:
 
     def _replayed(self, arguments: Sequence[Any]) -> CapturedStep | None:
         """What has replayed the forward that this is the backward of, if anything."""
-        if self._pending is None or None not in self._leaf:
+        pending = self._common.pending
+        if pending is None or not self._is_own(pending) or None not in self._leaf:
             return None
-        ours = arguments[self._leaf.index(None)].data_ptr() == self._pending.token
-        return self._pending.tape if ours else None
+        ours = arguments[self._leaf.index(None)].data_ptr() == pending.token
+        return pending.tape if ours else None
+
+    def _is_own(self, pending: Pending) -> bool:
+        """Whether it is a forward of this shape."""
+        return any(one is pending.tape for one in self._tapes)
 
     def release(self, reason: str | None) -> None:
         """Give the memory back, and run as always from here on where there is a reason for it."""
         self.reason = self.reason or reason
-        for tape in self._tapes:
-            tape.forward = tape.backward = None
-            tape.tape.close()
-        self._tapes.clear()
-        self._pending = None
-        self._made.forget()
+        given_up, self._tapes = self._tapes, []
+        self._common.remove(given_up)
+
+    def make_way(self) -> None:
+        """Give the memory back, as a step that runs as always needs it; graphs are captured again."""
+        pending = self._common.pending
+        if not self._tapes or (pending is not None and self._is_own(pending) and not pending.gone()):
+            return
+        self._in_vain = self._in_vain + 1 if self._replays < _WORTHWHILE else 0
+        self._replays = 0
+        self.release(_MADE_WAY if self._in_vain == _PATIENCE else None)
 
     def _as_always(self, part: int, run: Callable[[list[Any]], list[Any]], arguments: list[Any]) -> list[Any]:
         """Run as always; at first see which operators allocate much, and how long it takes."""
+        plan = self._interpreter.plan
+        if part == 0 and plan is not None:
+            self._common.make_way(plan.predicted.peak_bytes, plan.budget_bytes)
         if self.reason is not None or self._calls not in (_WATCHED, _ORDINARY):
             return run(arguments)
         if self._calls == _ORDINARY:
@@ -158,6 +182,7 @@ class Replay:
     def _replay(self, part: int, graph: Replayable | None) -> None:
         assert graph is not None
         assert self._capture.beside is not None
+        self._replays += part == 0
         with self._by_graphs.timing(part):
             self._capture.beside.set_out(part)
             graph.replay()
@@ -169,16 +194,14 @@ class Replay:
         addresses = self._fixed(arguments)
         if any(one.fixed != addresses for one in self._tapes):
             self.release(None)  # the model was moved, or the batch
-        found = next(
-            (k for k in range(len(self._tapes)) if undisturbed([t.tape for t in self._tapes], k)), None
-        )
+        found = next((one for one in self._tapes if self._common.is_undisturbed(one)), None)
         if found is not None:
-            return self._tapes[found]
+            return found
         if len(self._tapes) == _TAPES:
             self.release("what steps give is held in more ways than graphs are captured for")
             return None
         try:
-            return self._capture.forward(arguments, addresses, self._tapes)
+            return self._captured(arguments, addresses)
         except Exception as error:  # whatever it is, the step runs as always
             why = _told(error)
         except BaseException:  # Ctrl-C, say: the next step is captured
@@ -186,6 +209,19 @@ class Replay:
             raise
         self.release(why)
         return None
+
+    def _captured(self, arguments: Sequence[Any], addresses: dict[int, int]) -> CapturedStep:
+        """Capture forward; where there is no room for it beside other shapes, without them."""
+        before = len(self._tapes)
+        try:
+            return self._capture.forward(arguments, addresses, self._tapes)
+        except NoRoomError as error:
+            if before or not self._common.has_others(self._tapes):
+                raise
+            forget_frames(error)
+        self.release(None)
+        self._common.make_way()
+        return self._capture.forward(arguments, addresses, self._tapes)
 
     def _fixed(self, arguments: Sequence[Any]) -> dict[int, int]:
         """Where lies what is read in place: parameters, buffers, and a batch that never moves."""
@@ -211,13 +247,13 @@ class Replay:
 
     def _waits(self) -> bool:
         """Whether a backward is still to come, whose memory must stay; looks after those that have ended."""
-        if self._pending is not None:
-            if not self._pending.gone():
-                self._later = "a step begins before the backward of the one before"
-                return True
-            if self._pending.tape.backward is None:  # it never came
-                self.release(None)
-            self._pending = None
+        pending = self._common.pending
+        if pending is not None and not pending.gone():
+            self._later = "a step begins before the backward of the one before"
+            return True
+        self._common.pending = None
+        if any(one.backward is None for one in self._tapes):  # it never came
+            self.release(None)
         if self._later is not None:
             self.release(self._later)
         return self.reason is not None
@@ -242,16 +278,10 @@ class Replay:
         saved += map(self._capture.beside.as_saved, tape.others)
         tape.backward, tape.saved = None, None
         found = self._interpreter.run_backward([*saved, *values[len(self._leaf) :]])
-        self._pending = None
+        self._common.pending = None
         del saved
         self.release(why)
         return found
-
-
-def replayed(interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
-    """What replays a step on CUDA, where that is asked for."""
-    wanted = how != "off" and any(value.device.type == "cuda" for value in interpreter.joint.values)
-    return Replay(interpreter, Tapes(), lost_bytes) if wanted else None
 
 
 def _kept(value: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ from lowtide.execute.graphs.arena.errors import CannotCaptureError
 from lowtide.execute.graphs.arena.layout import ArenaLayout
 from lowtide.execute.graphs.beside import Beside
 from lowtide.execute.graphs.captured_step import CapturedStep
-from lowtide.execute.graphs.part import Replayable, Tapes
+from lowtide.execute.graphs.common_memory import CommonMemory
+from lowtide.execute.graphs.part import Replayable
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import RESIDENT_ROLES
@@ -25,10 +26,10 @@ class StepCapture:
     """What is known of a step for its capture; the places of what it allocates are found once."""
 
     def __init__(
-        self, interpreter: Interpreter, tapes: Tapes, resident: Collection[int], lost_bytes: int
+        self, interpreter: Interpreter, common: CommonMemory, resident: Collection[int], lost_bytes: int
     ) -> None:
         """``resident`` are parameters and buffers; ``lost_bytes`` is left for the arena to lose."""
-        self._interpreter, self._made = interpreter, tapes
+        self._interpreter, self._common, self._made = interpreter, common, common.tapes
         self._resident, self._lost_bytes = resident, lost_bytes
         self._groups = list(_groups(interpreter.joint))
         self._large: list[set[int]] = [set(), set()]
@@ -71,18 +72,18 @@ class StepCapture:
         given, static = list(arguments), {}
         for k in batch_of(arguments, self._resident):
             if k not in addresses:
-                value = arguments[k]
-                copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-                static[k] = given[k] = copy.copy_(value)
+                static[k] = given[k] = self._common.copy_for(k, arguments[k]).copy_(arguments[k])
         listed: list[Replayable] = []
         if self._layout is None:
             self._layout, listed = self._listed(given, device)
-        held = {p for tape in tapes for one in tape.tape.storages if one.held for p in one.pages}
-        tape = CapturedStep(self._made.new(device, self._layout, held, self._room()))
+        tape = CapturedStep(
+            self._made.new(device, self._layout, self._common.held, self._room(static.values()))
+        )
         tape.fixed, tape.static = addresses, static
         batch = batch_of(given, self._resident)
         tape.batch = {given[k].untyped_storage().data_ptr() for k in batch}
         tapes.append(tape)
+        self._common.add(tape)
         interpreter = self._interpreter
         tape.forward, results = self._captured(tape, 0, interpreter.run_forward, list(given))
         listed.clear()
@@ -154,12 +155,14 @@ class StepCapture:
             tape.outputs, tape.gradients = [], []
             listing.close()
 
-    def _room(self) -> int:
-        """Bytes that the budget has for everything but parameters and the batch."""
+    def _room(self, copies: Collection[torch.Tensor]) -> int:
+        """Bytes that the budget has for everything but parameters, the batch and its copies."""
         plan = self._interpreter.plan
         assert plan is not None
         leaves = [one for one in plan.graph.tensors if one.role in RESIDENT_ROLES and one.alias is None]
-        return plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves) + self._lost_bytes
+        of_others = self._common.copied_bytes(copies) - sum(one.nbytes for one in copies)
+        there = plan.budget_bytes - plan.beside_bytes - sum(one.bytes for one in leaves)
+        return there + self._lost_bytes - of_others
 
 
 def batch_of(arguments: Sequence[Any], resident: Collection[int]) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from lowtide.device_internals import allocations_of, blocks_of_memory
 from lowtide.execute.graphs.arena import segments
 from lowtide.execute.graphs.arena.driver import Addresses
-from lowtide.execute.graphs.arena.errors import CannotCaptureError
+from lowtide.execute.graphs.arena.errors import CannotCaptureError, NoRoomError
 from lowtide.execute.graphs.arena.layout import ArenaLayout, Requests
 from lowtide.execute.graphs.arena.pages import PAGE
 from lowtide.execute.graphs.arena.segments import Pages
@@ -54,7 +54,7 @@ class Listing:
         self._taken = 0
         self._before = (0, 0, 0)
         if not pages.grow(1):
-            raise CannotCaptureError("the device has no memory left for them")
+            raise NoRoomError("the device has no memory left for them")
 
     @property
     def operator(self) -> int:
@@ -112,15 +112,13 @@ class Answering:
         self._expected = 0
         """Requests of this part so far."""
         count = math.ceil(layout.bytes / PAGE)
-        missing = (count + len(held)) * PAGE - most // PAGE * PAGE
+        missing = max((count + len(held)) * PAGE, pages.size) - most // PAGE * PAGE
         if missing > 0:
-            raise CannotCaptureError(
-                f"they need {format_bytes(missing)} more than the budget leaves for them"
-            )
+            raise NoRoomError(f"they need {format_bytes(missing)} more than the budget leaves for them")
         there = pages.grow(count + len(held))
         free = [page for page in range(there) if page not in held][:count]
         if len(free) < count:
-            raise CannotCaptureError("the device has no memory left for them")
+            raise NoRoomError("the device has no memory left for them")
         self.addresses = Addresses(count)
         self.pages: Sequence[int] = free
         pages.put_behind(self.addresses, free)
