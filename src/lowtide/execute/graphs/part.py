@@ -310,9 +310,10 @@ def _capturing(device: torch.device, index: int, graph_pool: Any, *, libraries: 
     """Capture on a stream for which ``libraries`` have what they keep, in the pool of the graph."""
     cuda: Any = torch.cuda
     cuda.synchronize(device)
+    gc.collect()
     cuda.empty_cache()  # the pages need it
     stream = _stream(device)
-    with cuda.stream(stream):
+    with _uncollected(), cuda.stream(stream):
         allocate_to_pool(index, graph_pool)
         try:
             for dtype in (torch.float32, torch.bfloat16, torch.float16) if libraries else ():
@@ -323,3 +324,15 @@ def _capturing(device: torch.device, index: int, graph_pool: Any, *, libraries: 
         finally:
             stop_allocating_to_pool(index, graph_pool)
         yield
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python's garbage stays: graphs and pages among it would end the capture as they go."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
