@@ -82,6 +82,7 @@ def taken(share: ShareMeasured) -> ShareTaken:
         share.wire_bytes,
         share.planned_wire_bytes,
         *known,
+        budget_bytes=share.budget_bytes,
     )
 
 

@@ -169,6 +169,14 @@ def test_the_first_screen_says_how_a_step_is_split(browser, split):
     nothing_wrong(browser)
 
 
+def test_a_share_as_the_budget_of_devices_is_told(browser, folder):
+    browser.open(written(folder, "shares", msgspec.structs.replace(sharded("99%"), measured=())))
+    card = browser.run("return document.querySelector('[data-card=budget]').innerText")
+    assert "none" not in card
+    assert "stays inside" in card
+    nothing_wrong(browser)
+
+
 def test_boxes_are_shown_for_a_device_that_is_chosen(browser, split):
     browser.open(split)
     browser.view("shards")

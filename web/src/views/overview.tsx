@@ -22,7 +22,7 @@ export function Overview(shown: Shown) {
     <>
       {!alike(before, after) && <p class="bad" data-other>{before.name} and {after.name} run different steps: what one takes says nothing about a plan of the other.</p>}
       {unsure(before, after) && <p class="soft" data-unsure>{(before.group ? after : before).name} does not say which step it is of: what it takes is comparable only if that is the step of {(before.group ? before : after).name}.</p>}
-      {split ? <ShardCards split={split} /> : <Cards {...shown} />}
+      {split ? <ShardCards report={report} split={split} /> : <Cards {...shown} />}
       <section>
         <div class="head">
           <h2>Live bytes over the step</h2>
