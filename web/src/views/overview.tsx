@@ -34,7 +34,7 @@ export function Overview(shown: Shown) {
         </div>
         <div class="legend" hidden={!drawn.length}>
           <span><span class="swatch" style={{ background: "var(--after)", opacity: 0.6 }} />{drawn.some((run) => run.predicted?.peak_bytes != null) ? "predicted" : "tensors that are known"}</span>
-          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation" : ""}</span>}
+          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation, placed by bytes that came and went" : ""}</span>}
           {drawn.some((run) => run.measured && !run.curve) && <span><span class="line dash" style={{ color: "var(--measured)" }} />measured peak</span>}
           {after.budget_bytes !== null && <span><span class="line dash" style={{ color: "var(--budget)" }} />budget{after.budget_bytes > most ? ` ${bytes(after.budget_bytes)}, far above what is drawn` : ""}</span>}
           {drawn.some((run) => run.resident_bytes + run.beside_bytes > 0) && <span><span class="swatch" style={{ background: "var(--soft)", opacity: 0.6 }} />there throughout: parameters, inputs{drawn.some((run) => run.beside_bytes > 0) ? ", what is outside the step" : ""}</span>}
