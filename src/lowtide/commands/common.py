@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from lowtide.documents import kind_of, read_document
-from lowtide.errors import FormatError, GraphError, PlanError
+from lowtide.errors import GraphError, PlanError
 from lowtide.files import is_file, read_bytes
 from lowtide.formats.base import Format
 from lowtide.formats.registry import Loaded, read_data
@@ -54,11 +54,6 @@ __all__ = [
 _PIPE_WIDTH = 160
 _PLAN = Format(name="plan", title="plan of a step, predicted")
 _RUN = Format(name="run", title="measured run of a plan")
-_NO_STEPS = {
-    "sweep": "plans for all budgets", "shards": "a split step", "timeline": "a measured timeline",
-    "device": "a description of a device",
-}  # fmt: skip
-"""Files of our own that are no step."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
@@ -184,11 +179,7 @@ def read_for(target: str) -> str | None:
 def load(file: str) -> Loaded:
     """A step in any format, or a plan or a measured run as the step that it is."""
     data = read_bytes(file)
-    kind = kind_of(data) if b'"lowtide"' in data else ""
-    if kind in _NO_STEPS:
-        raise FormatError(f"{_NO_STEPS[kind]}, which `lowtide report` shows", expected="a step", byte=0).at(
-            file
-        )
+    kind = kind_of(data) if b'"plan"' in data or b'"run"' in data else ""
     if kind not in ("plan", "run"):
         return read_data(data, file)
     try:

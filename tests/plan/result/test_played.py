@@ -12,6 +12,7 @@ from lowtide.cost import validate_step
 from lowtide.documents import encode_document, write_document
 from lowtide.errors import FormatError, PlanError
 from lowtide.formats import chainer, native, trace
+from lowtide.formats.registry import read_file
 from lowtide.graph import Category
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.copy_lanes import Link
@@ -181,8 +182,13 @@ def test_runs_are_compared_and_what_is_no_step_is_named(tmp_path):
     done = CliRunner().invoke(cli, ["diff", str(run), str(run), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.output)
-    with pytest.raises(FormatError, match="a description of a device, which `lowtide report` shows"):
-        load(str(device))
+    for read in (load, read_file):
+        with pytest.raises(
+            FormatError, match="a description of a device, which `lowtide report` shows; expected a"
+        ):
+            read(str(device))
+    with pytest.raises(FormatError, match="a measured run, which `lowtide report`, `show` and `diff` show"):
+        read_file(str(run))
     write_document(run, msgspec.structs.replace(measured(), plan=None))
     with pytest.raises(PlanError, match=r"run.json: a run of a program without a plan .*`lowtide report`"):
         load(str(run))
