@@ -96,6 +96,8 @@ def test_a_share_of_what_a_process_takes_is_the_budget_that_it_counted():
     *_, before = reported(asked).runs
     assert before.budget_bytes == plan.plan.budget_bytes < plan.plan.plain.peak_bytes
     taken = tuple(msgspec.structs.replace(one, budget_bytes=7000) for one in plan.measured)
+    *_, unknown = reported(plan).runs
+    assert unknown.budget_bytes is None
     *_, after = reported(msgspec.structs.replace(plan, measured=taken)).runs
     assert after.budget_bytes == 7000 > after.measured.peak_bytes
 
