@@ -125,6 +125,18 @@ def test_a_process_that_fails_is_named_and_others_are_ended(tmp_path, monkeypatc
         on_ranks("failing", [], 3, 30.0)
 
 
+def test_an_error_of_several_lines_is_told_whole(tmp_path, monkeypatch):
+    said = "InfeasibleError: a budget of 1 B is too small\\nthe smallest is 2 B\\nwhat would help:\\n  more\\n  and more"
+    (tmp_path / "failing.py").write_text(
+        f"import sys\nprint('a warning', file=sys.stderr)\nsys.exit('{said}')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        RunError, match="with 1: InfeasibleError: a budget of 1 B is too small / the smallest is 2 B"
+    ):
+        on_ranks("failing", [], 1, 30.0)
+
+
 def test_a_process_that_hangs_is_named(tmp_path, monkeypatch):
     (tmp_path / "hanging.py").write_text(
         "import sys, time\nprint('at', sys.argv[2], flush=True)\ntime.sleep(60)\n"

@@ -8,6 +8,12 @@ export const Swatch = ({ of, number = 0 }: { of: string; number?: number }) => <
 
 export const Tag = ({ of }: { of: string }) => <span class="tag"><Swatch of={of} />{of}</span>;
 
+/** The phases of a step with their colours. */
+export function Phases({ report, run }: { report: Report; run: RunView }) {
+  const names = [...new Set(report.steps[run.step].operators.phase)].map((word) => report.words[word]);
+  return <>{names.map((name) => <span key={name}><Swatch of={name} />{name}</span>)}</>;
+}
+
 export function Meter({ part, of }: { part: number; of: string }) {
   return <span class="meter" style={{ width: `${Math.max(1, Math.round(part * 90))}px`, background: colour(of, 0) }} />;
 }

@@ -14,11 +14,14 @@ export function bisect(values: ArrayLike<number | null>, x: number): number {
 /** Whether two ways may run the same step; it is not known of all. */
 export const alike = (a: RunView, b: RunView): boolean => !a.group || !b.group || a.group === b.group;
 
+/** Whether the one says which step it runs and the other does not. */
+export const unsure = (a: RunView, b: RunView): boolean => !a.group !== !b.group;
+
 /** What is shown first: the last plan, or the last way, beside the first of the same step. */
 export function firstPair(runs: RunView[]): [number, number] {
   const planned = runs.reduce((last, run, k) => (run.proof === null ? last : k), -1);
-  const after = planned < 0 ? Math.max(0, runs.length - 1) : planned, before = runs.findIndex((run) => alike(run, runs[after]));
-  return [before < 0 || before === after ? 0 : before, after];
+  const after = planned < 0 ? Math.max(0, runs.length - 1) : planned, before = runs.findIndex((run, k) => k !== after && run.group === runs[after].group);
+  return [before < 0 ? Math.max(0, runs.findIndex((run, k) => k !== after && alike(run, runs[after]))) : before, after];
 }
 
 export type Axis = "time" | "runs";

@@ -109,9 +109,9 @@ export function Field(props: FieldProps) {
     const tip = tipBox.current!;
     tip.textContent = found.text;
     tip.hidden = false;
-    const wide = tip.offsetWidth;
+    const wide = tip.offsetWidth, tall = tip.offsetHeight;
     tip.style.left = `${Math.max(0, Math.min(size - wide, cx + 12 + wide > size ? cx - wide - 12 : cx + 12))}px`;
-    tip.style.top = `${Math.max(0, Math.min(props.height - 30, (found.y !== undefined ? p.y(found.y) : p.y(vy)) - 34))}px`;
+    tip.style.top = `${Math.max(0, Math.min(props.height - 30, (found.y !== undefined ? p.y(found.y) : p.y(vy)) - tall - 8))}px`;
     said.current!.textContent = found.text;
   };
 
@@ -248,8 +248,8 @@ export function stepPath(pen: Pen, place: (k: number) => number, value: (k: numb
   at.lineTo(pen.x(after < count ? place(after) : end), py);
 }
 
-/** A dashed line with its words above it, moved inside where they would be cut off. */
-export function marked(pen: Pen, value: number, words: string, stroke: string): void {
+/** A dashed line with its words above it at one end, moved inside where they would be cut off. */
+export function marked(pen: Pen, value: number, words: string, stroke: string, end: "left" | "right" = "right"): void {
   const { at } = pen, place = Math.round(pen.y(value)) + 0.5;
   at.save();
   at.strokeStyle = stroke; at.setLineDash([7, 5]); at.lineWidth = 1.5;
@@ -257,10 +257,10 @@ export function marked(pen: Pen, value: number, words: string, stroke: string): 
   at.setLineDash([]);
   at.font = FONT; at.textAlign = "right";
   const wide = at.measureText(words).width, above = place - 6 > pen.top + 10;
-  const middle = above ? place - 6 : place + 15;
+  const middle = above ? place - 6 : place + 15, right = end === "right" ? pen.left + pen.width - 5 : pen.left + 8 + wide;
   at.fillStyle = pen.ink.panel; at.globalAlpha = 0.8;
-  at.fillRect(pen.left + pen.width - wide - 8, middle - 11, wide + 6, 14);
+  at.fillRect(right - wide - 3, middle - 11, wide + 6, 14);
   at.globalAlpha = 1; at.fillStyle = stroke;
-  at.fillText(words, pen.left + pen.width - 5, middle);
+  at.fillText(words, right, middle);
   at.restore();
 }

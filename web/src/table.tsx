@@ -11,7 +11,7 @@ export interface ColumnOf<T> {
 
 const ROW = 30, MOST = 14;
 
-export function Table<T>(props: { name: string; rows: T[]; columns: ColumnOf<T>[]; text: (row: T) => string; sort: number; up?: boolean; label: string; pick?: (row: T) => void; children?: ComponentChildren }) {
+export function Table<T>(props: { name: string; rows: T[]; columns: ColumnOf<T>[]; text: (row: T) => string; sort: number; up?: boolean; label: string; pick?: (row: T) => void; children?: ComponentChildren; /** Why there are no rows. */ none?: string }) {
   const [search, setSearch] = useState("");
   const [order, setOrder] = useState<[number, boolean]>([props.sort, props.up ?? false]);
   const [scrolled, setScrolled] = useState(0);
@@ -26,7 +26,7 @@ export function Table<T>(props: { name: string; rows: T[]; columns: ColumnOf<T>[
   }, [props.rows, search, order]);
   const high = Math.min(found.length, MOST) * ROW;
   const first = Math.max(0, Math.floor(scrolled / ROW) - 4), last = Math.min(found.length, first + MOST + 9);
-  const sortBy = (k: number) => setOrder(order[0] === k ? [k, !order[1]] : [k, typeof props.columns[k].key(props.rows[0]) === "string"]);
+  const sortBy = (k: number) => setOrder(order[0] === k ? [k, !order[1]] : [k, props.rows.length > 0 && typeof props.columns[k].key(props.rows[0]) === "string"]);
   const at = chosen === null ? -1 : found.indexOf(chosen);
   const onKey = (event: KeyboardEvent) => {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: MOST, PageUp: -MOST, Home: -found.length, End: found.length }[event.key];
@@ -68,7 +68,7 @@ export function Table<T>(props: { name: string; rows: T[]; columns: ColumnOf<T>[
             {last < found.length && <tr style={{ height: `${(found.length - last) * ROW}px` }} aria-hidden="true" />}
           </tbody>
         </table>
-        {!found.length && <p class="soft pad">Nothing matches.</p>}
+        {!found.length && <p class="soft pad">{props.rows.length ? "Nothing matches." : props.none ?? "There is nothing to list."}</p>}
       </div>
       {at >= 0 && (
         <dl class="detail" role="status" aria-label={`The row that is chosen in ${props.label}`}>

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { alike, bisect, categoryOf, cutDims, difference, firstPair, kindsOf, liveAt, moduleTree, momentAt, movedBy, nearest, nodeRows, place, rectText, shownRows, spelt, stacked } from "../src/data";
+import { alike, bisect, categoryOf, cutDims, difference, firstPair, kindsOf, liveAt, moduleTree, momentAt, movedBy, nearest, nodeRows, place, rectText, shownRows, spelt, stacked, unsure } from "../src/data";
 import type { Report, ShardView } from "../src/types";
 
 // Two operators: `a` (forward, module m.x) makes tensor 1 from leaf 0; `b` (backward) makes tensor 2 and needs a workspace.
@@ -32,12 +32,14 @@ test("the last way is shown beside the first of its step", () => {
   assert.deepEqual(firstPair(of(1, 1, 1)), [0, 2]);
   assert.deepEqual(firstPair(of(1, 2)), [0, 1]);
   assert.deepEqual(firstPair(of(1, 0)), [0, 1]);
+  assert.deepEqual(firstPair(of(0, 1, 1)), [1, 2]); // a way that does not say what it is of comes second
   assert.deepEqual(firstPair(of(1)), [0, 0]);
   assert.deepEqual(firstPair([]), [0, 0]);
   const planned = { ...run, group: 1, proof: {} } as unknown as typeof run;
   assert.deepEqual(firstPair([...of(1), planned, ...of(1)]), [0, 1]);
   const [a, b, c] = of(1, 2, 0);
   assert.ok(!alike(a, b) && alike(a, c) && alike(a, a));
+  assert.ok(unsure(a, c) && unsure(c, a) && !unsure(a, b) && !unsure(c, c));
 });
 
 test("bisect counts what is not larger", () => {

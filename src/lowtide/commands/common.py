@@ -20,9 +20,10 @@ from lowtide.formats.registry import Loaded, read_data
 from lowtide.graph import Graph, check_fields
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.request import KERNELS
+from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
-from lowtide.plan.result.played import plan_step
-from lowtide.plan.result.validate import check_plan
+from lowtide.plan.result.played import plan_step, run_step
+from lowtide.plan.result.validate import check_plan, valid_run
 from lowtide.printable import printable
 from lowtide.report.rows import SORT_KEYS, Row, grouped
 from lowtide.suggest import did_you_mean
@@ -52,6 +53,7 @@ __all__ = [
 
 _PIPE_WIDTH = 160
 _PLAN = Format(name="plan", title="plan of a step, predicted")
+_RUN = Format(name="run", title="measured run of a plan")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
@@ -175,16 +177,19 @@ def read_for(target: str) -> str | None:
 
 
 def load(file: str) -> Loaded:
-    """A step in any format, or a plan as the step that it is."""
+    """A step in any format, or a plan or a measured run as the step that it is."""
     data = read_bytes(file)
-    if b'"plan"' not in data or kind_of(data) != "plan":
+    kind = kind_of(data) if b'"plan"' in data or b'"run"' in data else ""
+    if kind not in ("plan", "run"):
         return read_data(data, file)
-    plan = read_document(file, Plan)
     try:
+        if kind == "run":
+            return Loaded(run_step(valid_run(read_document(file, MeasuredRun))), _RUN, file)
+        plan = read_document(file, Plan)
         check_plan(plan)
+        return Loaded(plan_step(plan), _PLAN, file)
     except PlanError as error:
         raise PlanError(f"{printable(file)}: {error}", rule=error.rule) from error
-    return Loaded(plan_step(plan), _PLAN, file)
 
 
 def table_options(command: Any) -> Any:

@@ -74,14 +74,17 @@ def shard_plan(chooser: Chooser, choice: ShardChoice, target: str, budget: str) 
 def taken(share: ShareMeasured) -> ShareTaken:
     """What one process took, as the file has it."""
     apart = (share.gradient_difference, share.update_difference, share.loss_difference)
-    known = [one if math.isfinite(one) else None for one in apart]
+    gradients, updates, loss = (one if math.isfinite(one) else None for one in apart)
     return ShareTaken(
         share.peak_bytes,
         share.planned_bytes,
         share.resident_bytes,
         share.wire_bytes,
         share.planned_wire_bytes,
-        *known,
+        gradients,
+        updates,
+        loss,
+        share.budget_bytes,
     )
 
 

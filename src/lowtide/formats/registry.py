@@ -8,6 +8,7 @@ from typing import Literal
 
 from lowtide.collector import collector_paused
 from lowtide.cost import Step
+from lowtide.documents import kind_of
 from lowtide.errors import ConvertError, FormatError
 from lowtide.files import read_bytes, write_atomically
 from lowtide.formats import (
@@ -61,12 +62,27 @@ class Loaded:
         return graph_html(self.step.graph, self.step.timeline, title=f"{self.path}: {self.format.title}")
 
 
+_NO_STEPS = {
+    "plan": "a plan, which `lowtide check` and `report` read",
+    "run": "a measured run, which `lowtide report`, `show` and `diff` show",
+    "sweep": "plans for all budgets, which `lowtide report` shows",
+    "shards": "a split step, which `lowtide report` shows",
+    "timeline": "a measured timeline, which `lowtide report` shows beside its plan",
+    "device": "a description of a device, which `lowtide report` shows",
+    "report": "the data of a page, which holds no step that can be read back",
+}
+"""Files of our own that are no step, by their kind."""
+
+
 def recognise(data: bytes) -> Format:
     """The format of a file, told from its contents."""
     head = data[:_HEAD_BYTES]
     for format_ in FORMATS.values():
         if format_.recognise is not None and format_.recognise(head):
             return format_
+    kind = kind_of(data)
+    if kind in _NO_STEPS:
+        raise FormatError(_NO_STEPS[kind], expected="a step", byte=0)
     readable = ", ".join(name for name, f in FORMATS.items() if f.read is not None)
     problem = "the file is empty" if not data else "the contents are of no known format"
     raise FormatError(problem, expected=f"one of: {readable}", byte=0)

@@ -2,23 +2,28 @@
 
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from lowtide.commands.common import load
 from lowtide.commands.main import cli
 from lowtide.cost import validate_step
-from lowtide.documents import encode_document
-from lowtide.errors import PlanError
+from lowtide.documents import encode_document, write_document
+from lowtide.errors import FormatError, PlanError
 from lowtide.formats import chainer, native, trace
+from lowtide.formats.registry import read_file
 from lowtide.graph import Category
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Run, Send
-from lowtide.plan.result.played import plan_step
+from lowtide.plan.result.played import plan_step, run_step
 from tests.conftest import document_path
 from tests.formats.perfetto import TraceProcessor, needs_perfetto
 from tests.planning import plan_for
+from tests.report.page.cases import measured
+from tests.steps import DEVICE
 
 
 def planned(only, share):
@@ -159,3 +164,31 @@ def damaged(plan, path):
     data["predicted"]["peak_bytes"] -= 512
     path.write_text(json.dumps(data))
     return path
+
+
+def test_a_run_is_its_plan_with_measured_bytes():
+    run = measured()
+    step = validate_step(run_step(run))
+    assert step.format == "run"
+    assert step.timeline.peak_bytes == run.measured.peak_bytes
+    assert step.timeline.live_bytes == run.recording.timeline.live_bytes
+    assert native.read(native.write(step).data) == step
+
+
+def test_runs_are_compared_and_what_is_no_step_is_named(tmp_path):
+    run, device = tmp_path / "run.json", tmp_path / "device.json"
+    write_document(run, measured())
+    write_document(device, DEVICE)
+    done = CliRunner().invoke(cli, ["diff", str(run), str(run), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.output)
+    for read in (load, read_file):
+        with pytest.raises(
+            FormatError, match="a description of a device, which `lowtide report` shows; expected a"
+        ):
+            read(str(device))
+    with pytest.raises(FormatError, match="a measured run, which `lowtide report`, `show` and `diff` show"):
+        read_file(str(run))
+    write_document(run, msgspec.structs.replace(measured(), plan=None))
+    with pytest.raises(PlanError, match=r"run.json: a run of a program without a plan .*`lowtide report`"):
+        load(str(run))

@@ -58,7 +58,7 @@ def measured() -> MeasuredRun:
 
 
 @functools.cache
-def sharded() -> ShardPlan:
+def sharded(budget: str = "100%") -> ShardPlan:
     """Two convolutions and a pool, cut by rows over two devices; processes are made up."""
     torch._dynamo.reset()
     built = zoo.build("convpool")
@@ -66,7 +66,7 @@ def sharded() -> ShardPlan:
     chooser = Chooser(joint, 2, DEVICE, WireSpeed(), time_limit=1.0, forced=True)
     choice = choose(chooser, "height")
     found = shard_plan(
-        chooser, replace(choice, others=(replace(choice.best, name="another"),)), "convpool", "100%"
+        chooser, replace(choice, others=(replace(choice.best, name="another"),)), "convpool", budget
     )
     share = ShareTaken(5000, 6000, 1000, 700, 700, 2e-7, 1e-8, 0.0)
     return msgspec.structs.replace(found, measured=(share, share))

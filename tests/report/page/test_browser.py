@@ -1,21 +1,31 @@
 """The page in Chromium: every view draws, interactions work, nothing goes wrong, nothing leaves the machine."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
+import torch
 
+from lowtide import capture
 from lowtide.cost import Step
+from lowtide.formats.pytorch.snapshot import read_snapshot
+from lowtide.formats.registry import read_file
 from lowtide.graph import Source
+from lowtide.plan.budget import Budget
 from lowtide.plan.make.sweep import sweep
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.report.page.html import html_page
 from lowtide.report.page.make import Given, report_of
+from tests.formats.snapshots import pickled
+from tests.planning import plan_for
 from tests.report.page.browser import missing, started
 from tests.report.page.cases import measured, offloading, recomputing, sharded, tiled
 from tests.steps import DEVICE, families
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
 
+H200 = Path(__file__).parents[2] / "formats" / "h200"
 HOSTILE = "</script><img src=x onerror=\"document.title='broken'\"><b>&lt;"
 FIELDS = {
     "overview": ["memory-before", "memory-after"],
@@ -35,6 +45,17 @@ const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom 
 return [...document.querySelectorAll('.zoom button')].flatMap((one) => chips.filter((chip) => meet(box(one), box(chip))).map((chip) => chip.innerText));
 """
 """Buttons that those of a field lie upon."""
+
+WORDS = """
+const own = CanvasRenderingContext2D.prototype.fillText;
+window.drawn = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const wide = this.measureText(text).width, left = this.textAlign === "right" ? x - wide : this.textAlign === "center" ? x - wide / 2 : x;
+  window.drawn.push([text, left, left + wide, y]);
+  own.call(this, text, x, y);
+};
+"""
+"""Notes every text that a canvas draws from now on, with its place: left, right, the line that it stands on."""
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +169,14 @@ def test_the_first_screen_says_how_a_step_is_split(browser, split):
     nothing_wrong(browser)
 
 
+def test_a_share_as_the_budget_of_devices_is_told(browser, folder):
+    browser.open(written(folder, "shares", msgspec.structs.replace(sharded("99%"), measured=())))
+    card = browser.run("return document.querySelector('[data-card=budget]').innerText")
+    assert "none" not in card
+    assert "stays inside" in card
+    nothing_wrong(browser)
+
+
 def test_boxes_are_shown_for_a_device_that_is_chosen(browser, split):
     browser.open(split)
     browser.view("shards")
@@ -218,6 +247,21 @@ def test_a_cursor_is_answered_in_one_line(browser, planned):
         text = browser.hover(field, 0.5, 0.6)
         assert text, f"{field} says nothing"
         assert "\n" not in text
+    nothing_wrong(browser)
+
+
+def test_a_long_tip_is_whole(browser, folder):
+    """Behind 560 pixels it was cut off, and what stands last was lost: the time."""
+    step = families()
+    ops = tuple(msgspec.structs.replace(op, id=f"{op.id}_{'of_a_long_name_' * 5}") for op in step.graph.ops)
+    step = msgspec.structs.replace(step, graph=msgspec.structs.replace(step.graph, ops=ops))
+    browser.open(written(folder, "long", step))
+    browser.view("lanes")
+    assert " from " in browser.hover("lanes", 0.5, 0.5)
+    wide, shown = browser.run(
+        "const one = document.querySelector('.tip'); return [one.scrollWidth, one.clientWidth]"
+    )
+    assert 500 < wide <= shown, "the tip is cut off"
     nothing_wrong(browser)
 
 
@@ -505,6 +549,81 @@ def test_the_first_pair_is_of_one_step(browser, folder):
     browser.settle()
     assert "different steps" in browser.run("return document.querySelector('[data-other]').innerText")
     assert "−" not in browser.run("return document.querySelector('[data-card=peak]').innerText")
+    nothing_wrong(browser)
+
+
+def test_a_snapshot_is_not_the_step_of_a_plan_beside_it(browser, folder):
+    """A plan is shown beside its own before; what a file without parameters took gets no time of the step's."""
+    browser.open(written(folder, "beside", read_snapshot(pickled()), measured()))
+    chosen = (
+        "return [...document.querySelectorAll('.pair select')].map((x) => x.selectedOptions[0].innerText)"
+    )
+    assert browser.run(chosen) == ["eager PyTorch", "beside 1"]
+    assert not browser.run("return document.querySelector('[data-unsure]') !== null")
+    browser.run(
+        "const x = document.querySelector('.pair select'); x.value = '0';"
+        "x.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+    browser.settle()
+    assert "which step" in browser.run("return document.querySelector('[data-unsure]').innerText")
+    assert browser.run("return document.querySelector('[data-card=time] .big').innerText").startswith("–")
+    nothing_wrong(browser)
+
+
+def test_a_budget_that_is_out_of_the_picture_is_told(browser, folder):
+    browser.open(written(folder, "roomy", msgspec.structs.replace(recomputing(), budget_bytes=1 << 40)))
+    legend = browser.run("return document.querySelector('.legend').innerText")
+    assert "budget 1.00 TiB, far above what is drawn" in legend
+    assert "there throughout: parameters, inputs" in legend
+    nothing_wrong(browser)
+
+
+def apart(drawn, *starts):
+    """Whether the texts that begin so lie beside or below each other."""
+    found = [next(one for one in reversed(drawn) if one[0].startswith(start)) for start in starts]
+    return all(
+        a[2] <= b[1] or b[2] <= a[1] or abs(a[3] - b[3]) >= 12 for k, a in enumerate(found) for b in found[:k]
+    )
+
+
+def test_words_at_lines_that_are_near_do_not_cover_each_other(browser, folder):
+    """The measured peak and the budget; the limits of a device in types of one rate."""
+    run = msgspec.structs.replace(measured(), recording=None)
+    fast = msgspec.structs.replace(
+        DEVICE, matrix_flop_per_second={"float16": 1.01e9, "bfloat16": 1e9, "float32": 0.99e9}
+    )
+    browser.open(written(folder, "near", run, fast))
+    browser.run(WORDS)
+    browser.click("#theme")
+    assert apart(browser.run("return window.drawn"), "measured peak", "budget")
+    browser.view("operators")
+    browser.click("#theme")
+    assert apart(browser.run("return window.drawn"), "float16 1", "bfloat16 1", "float32 990")
+    nothing_wrong(browser)
+
+
+def test_an_empty_table_says_why_and_can_be_sorted(browser, folder):
+    step = capture(lambda model, x: model(x).sum(), torch.nn.Linear(8, 1), torch.ones(4, 8)).step
+    costs = Costs((1.0,) * len(step.graph.ops), origin="unit")
+    plan = plan_for(step.graph, costs, Budget(share=1.0), time_limit=1.0)
+    browser.open(written(folder, "empty", plan))
+    browser.view("decisions")
+    assert "nothing to decide" in browser.run("return document.querySelector('main').innerText")
+    assert "Storing everything fits" in browser.run("return document.querySelector('main').innerText")
+    for k in range(browser.run("return document.querySelectorAll('th button').length")):
+        browser.run("document.querySelectorAll('th button')[arguments[0]].click()", k)
+    browser.settle()
+    nothing_wrong(browser)
+
+
+def test_every_colour_of_the_lanes_is_in_the_legend(browser, folder):
+    profile = read_file(str(H200 / "profiler.json.gz")).step
+    browser.open(written(folder, "phases", profile))
+    browser.view("lanes")
+    legend = browser.run("return document.querySelector('.legend').innerText")
+    phases = {op.phase.value for op in profile.graph.ops}
+    assert len(phases) > 2
+    assert all(phase in legend for phase in phases)
     nothing_wrong(browser)
 
 

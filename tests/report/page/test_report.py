@@ -29,6 +29,7 @@ from lowtide.report.page import thin
 from lowtide.report.page.html import embedded
 from lowtide.report.page.loops import loop_views
 from lowtide.report.page.make import Given, report_of
+from lowtide.report.page.moments import spread_by_bytes
 from lowtide.report.page.tables import Tables, Words
 from lowtide.report.page.tradeoff import QUICK
 from lowtide.report.page.types import Report
@@ -197,6 +198,18 @@ def test_what_eager_pytorch_held_is_drawn_too():
     assert max(before.curve.live) == run.eager.peak_bytes
     assert not before.curve.aligned
     assert 0 <= before.curve.at[0] <= before.curve.at[-1] <= len(before.moments.live)
+
+
+def test_thousands_of_small_allocations_do_not_move_the_peak():
+    """They are one operator's, behind the peak: by their number the peak stood at the very left."""
+    step = families()
+    (run,) = reported(step).runs
+    moments, peak = run.moments, run.moments.live[run.moments.peak]
+    at = run.moments.peak + 1
+    small = [moments.live[at] + k % 2 for k in range(5000)]
+    curve = spread_by_bytes([*moments.live[:at], *small, *moments.live[at:]], moments)
+    place = curve.at[curve.live.index(peak)]
+    assert abs(place - run.moments.peak) < 0.05 * len(moments.live)
 
 
 def test_the_step_without_tiles_is_drawn_where_the_run_has_it():

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from lowtide.graph import EXCHANGE, RESIDENT_ROLES, SUM, Phase
@@ -86,6 +87,19 @@ def test_a_split_is_shown_beside_one_device():
     assert report.shards[0].runs == (0, 1)
     assert device.measured.peak_bytes == 5000
     assert device.check.difference == pytest.approx(2e-7)
+
+
+def test_a_share_of_what_a_process_takes_is_the_budget_that_it_counted():
+    """Before it ran, workspaces were not known: a share of less than that is no line for what was measured."""
+    plan = sharded("99%")
+    asked = msgspec.structs.replace(plan, measured=())
+    *_, before = reported(asked).runs
+    assert before.budget_bytes == plan.plan.budget_bytes < plan.plan.plain.peak_bytes
+    taken = tuple(msgspec.structs.replace(one, budget_bytes=7000) for one in plan.measured)
+    *_, unknown = reported(plan).runs
+    assert unknown.budget_bytes is None
+    *_, after = reported(msgspec.structs.replace(plan, measured=taken)).runs
+    assert after.budget_bytes == 7000 > after.measured.peak_bytes
 
 
 def test_messages_have_a_lane_of_their_own():

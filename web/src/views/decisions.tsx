@@ -29,14 +29,14 @@ export function Decisions({ report, run }: Shown) {
   return (
     <section>
       <h2>What becomes of each tensor, and why</h2>
-      {proof && <p>Found by {proof.method} in {seconds(proof.solve_seconds)}. {proof.bound_overhead !== null ? `${proof.gap <= 0 ? "Proven optimal" : `${proof.gap < 0.0005 ? "Less than 0.1" : `At most ${(proof.gap * 100).toFixed(1)}`}% of the step is left to gain`} ${proof.words}.` : "Nothing is proven about how fast it could be."}</p>}
+      {proof && <p>{proof.method === "plain" ? "Storing everything fits into the budget" : `Found by ${proof.method} in ${seconds(proof.solve_seconds)}`}. {proof.bound_overhead !== null ? `${proof.gap <= 0 ? "Proven optimal" : `${proof.gap < 0.0005 ? "Less than 0.1" : `At most ${(proof.gap * 100).toFixed(1)}`}% of the step is left to gain`} ${proof.words}.` : "Nothing is proven about how fast it could be."}</p>}
       <div class="chips" role="group" aria-label="Decisions">
         <button type="button" aria-pressed={only === null} onClick={() => setOnly(null)}>decided</button>
         {counts.map(([name, n]) => <button key={name} type="button" data-decision={name} aria-pressed={only === name} onClick={() => setOnly(only === name ? null : name)}><Swatch of={name} />{name} {n.toLocaleString("en")}</button>)}
       </div>
       <div style={{ height: "8px" }} />
       <Table
-        name="decisions" label="decisions" rows={shown} sort={2} text={(row) => `${row.name} ${row.decision} ${row.reason} ${row.module} ${row.source}`}
+        name="decisions" label="decisions" rows={shown} sort={2} none="Backward needs nothing that forward makes, so there was nothing to decide. The buttons above list the other tensors." text={(row) => `${row.name} ${row.decision} ${row.reason} ${row.module} ${row.source}`}
         columns={[
           { title: "tensor", key: (row) => row.name },
           { title: "decision", key: (row) => row.decision, show: (row) => <Tag of={row.decision} /> },

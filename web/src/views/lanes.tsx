@@ -1,7 +1,7 @@
 // Compute, communication and copy lanes over time.
 import { useMemo } from "preact/hooks";
 import type { Shown } from "../app";
-import { Missing } from "../bits";
+import { Missing, Phases } from "../bits";
 import { bisect } from "../data";
 import { Field } from "../field";
 import { bytes, seconds } from "../format";
@@ -45,7 +45,8 @@ export function Lanes({ report, run }: Shown) {
     <section>
       <h2>Lanes over time</h2>
       <div class="legend">
-        {[["forward", "forward"], ["backward", "backward"], ...(run.moments.again.includes(1) ? [["recomputed", "run again"]] : []), ...(run.lanes.some((lane) => lane.name === TALKS) ? [[TALKS, "exchanges and sums between devices"]] : []), ...(run.lanes.some((lane) => lane.what === "tensor") ? [["offloaded", "copies"]] : [])].map(([of, text]) => <span key={of}><span class="swatch" style={{ background: colour(of, 0) }} />{text}</span>)}
+        <Phases report={report} run={run} />
+        {[...(run.moments.again.includes(1) ? [["recomputed", "run again"]] : []), ...(run.lanes.some((lane) => lane.name === TALKS) ? [[TALKS, "exchanges and sums between devices"]] : []), ...(run.lanes.some((lane) => lane.what === "tensor") ? [["offloaded", "copies"]] : [])].map(([of, text]) => <span key={of}><span class="swatch" style={{ background: colour(of, 0) }} />{text}</span>)}
         <span class="soft">drag over a part to zoom in</span>
       </div>
       <Field

@@ -1,7 +1,7 @@
 // Operators with achieved FLOP/s and bytes/s, against what the device does at most.
 import { useMemo } from "preact/hooks";
 import type { Shown } from "../app";
-import { Tag } from "../bits";
+import { Phases, Tag } from "../bits";
 import { bisect } from "../data";
 import { Field } from "../field";
 import { count, seconds, share, tail } from "../format";
@@ -37,7 +37,8 @@ export function Operators({ report, run }: Shown) {
       {points.length > 0 && (
         <section>
           <h2>Roofline</h2>
-          <p class="soft">{limits ? `${limits.name}: ${Object.entries(limits.flop_per_second).map(([type, rate]) => `${count(rate, "FLOP/s")} in ${type}`).join(", ")}; ${count(limits.bytes_per_second, "B/s")}, as measured.` : <>The limits of the device are not known: run <code>lowtide doctor</code> on the machine of the profile or of the run, and make this page there again.</>} Times are {cost || "not known"}. Only operators whose FLOP are counted are drawn.</p>
+          <p class="soft">{limits ? `${limits.name}: ${Object.entries(limits.flop_per_second).map(([type, rate]) => `${count(rate, "FLOP/s")} in ${type}`).join(", ")}; ${count(limits.bytes_per_second, "B/s")}, as measured.` : <>The limits of the device are not known: run <code>lowtide doctor</code> on the machine of the profile or of the run, and make this page there again. A plan alone does not say which machine that is: give its run or the profile as well.</>} Times are {cost || "not known"}. Only operators whose FLOP are counted are drawn.</p>
+          <div class="legend"><Phases report={report} run={run} /></div>
           <Field
             name="roofline" height={330} zooms={false} label={`FLOP per second of ${points.length} operators by FLOP per byte`}
             x={{ label: "FLOP per byte moved", min: left / 1.8, max: right * 2.5, scale: "log", format: (value) => count(value) }}
@@ -58,12 +59,16 @@ export function Operators({ report, run }: Shown) {
               const { at, ink } = pen;
               if (limits) {
                 at.lineWidth = 1.5;
-                for (const [type, rate] of Object.entries(limits.flop_per_second)) {
+                let above = -Infinity, end = 0;
+                for (const [type, rate] of Object.entries(limits.flop_per_second).sort((a, b) => b[1] - a[1])) {
                   const ridge = rate / limits.bytes_per_second;
                   at.strokeStyle = ink.budget; at.beginPath();
                   at.moveTo(pen.x(left / 1.8), pen.y((left / 1.8) * limits.bytes_per_second)); at.lineTo(pen.x(ridge), pen.y(rate)); at.lineTo(pen.x(right * 2.5), pen.y(rate)); at.stroke();
                   at.fillStyle = ink.soft; at.font = "12px system-ui, sans-serif"; at.textAlign = "right";
-                  at.fillText(`${type} ${count(rate, "FLOP/s")}`, pen.left + pen.width - 6, pen.y(rate) - 5);
+                  const words = `${type} ${count(rate, "FLOP/s")}`, y = pen.y(rate) - 5;
+                  if (y - above > 14) { above = y; end = pen.left + pen.width - 6; } // else beside the one before, not over it
+                  at.fillText(words, end, y);
+                  end -= at.measureText(words).width + 14;
                 }
               }
               for (const row of points) {

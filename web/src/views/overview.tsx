@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import type { Shown } from "../app";
 import { Swatch, momentText } from "../bits";
-import { alike, type Axis, decisionsOf, extent, momentAt, place, timed } from "../data";
+import { alike, type Axis, unsure, decisionsOf, extent, momentAt, place, timed } from "../data";
 import { Field, marked, stepPath } from "../field";
 import { bytes, change, count, seconds, share } from "../format";
 import type { Report, RunView } from "../types";
@@ -21,7 +21,8 @@ export function Overview(shown: Shown) {
   return (
     <>
       {!alike(before, after) && <p class="bad" data-other>{before.name} and {after.name} run different steps: what one takes says nothing about a plan of the other.</p>}
-      {split ? <ShardCards split={split} /> : <Cards {...shown} />}
+      {unsure(before, after) && <p class="soft" data-unsure>{(before.group ? after : before).name} does not say which step it is of: what it takes is comparable only if that is the step of {(before.group ? before : after).name}.</p>}
+      {split ? <ShardCards report={report} split={split} /> : <Cards {...shown} />}
       <section>
         <div class="head">
           <h2>Live bytes over the step</h2>
@@ -33,9 +34,10 @@ export function Overview(shown: Shown) {
         </div>
         <div class="legend" hidden={!drawn.length}>
           <span><span class="swatch" style={{ background: "var(--after)", opacity: 0.6 }} />{drawn.some((run) => run.predicted?.peak_bytes != null) ? "predicted" : "tensors that are known"}</span>
-          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation" : ""}</span>}
+          {drawn.some((run) => run.curve) && <span><span class="line" style={{ color: "var(--measured)" }} />measured, operator by operator{drawn.some((run) => run.curve && !run.curve.aligned) ? "; of eager PyTorch allocation by allocation, placed by bytes that came and went" : ""}</span>}
           {drawn.some((run) => run.measured && !run.curve) && <span><span class="line dash" style={{ color: "var(--measured)" }} />measured peak</span>}
-          {after.budget_bytes !== null && <span><span class="line dash" style={{ color: "var(--budget)" }} />budget</span>}
+          {after.budget_bytes !== null && <span><span class="line dash" style={{ color: "var(--budget)" }} />budget{after.budget_bytes > most ? ` ${bytes(after.budget_bytes)}, far above what is drawn` : ""}</span>}
+          {drawn.some((run) => run.resident_bytes + run.beside_bytes > 0) && <span><span class="swatch" style={{ background: "var(--soft)", opacity: 0.6 }} />there throughout: parameters, inputs{drawn.some((run) => run.beside_bytes > 0) ? ", what is outside the step" : ""}</span>}
           <span class="soft">click a moment to see who is live there</span>
         </div>
         {both.map((run) => (
@@ -91,7 +93,7 @@ export function Memory(props: { report: Report; run: RunView; axis: Axis; most: 
             at.beginPath();
             stepPath(pen, (k) => where(curve.at[k]), (k) => curve.live[k], { count: curve.live.length, end });
             at.strokeStyle = ink.measured; at.lineWidth = 1.2; at.stroke();
-          } else if (run.measured?.peak_bytes != null) marked(pen, run.measured.peak_bytes, `measured peak ${bytes(run.measured.peak_bytes)}`, ink.measured);
+          } else if (run.measured?.peak_bytes != null) marked(pen, run.measured.peak_bytes, `measured peak ${bytes(run.measured.peak_bytes)}`, ink.measured, "left");
           if (props.budget !== null && props.budget <= props.most) marked(pen, props.budget, `budget ${bytes(props.budget)}`, ink.budget);
         }}
       />
@@ -110,7 +112,7 @@ function Cards({ before, after, report }: Shown) {
   const several = before !== after, same = alike(before, after);
   const peak = [bestPeak(before), bestPeak(after)], time = [bestSeconds(before, after), bestSeconds(after, before)];
   // eager PyTorch was measured in turns with each plan: the pair counts, and not the first of several
-  if (several && same && before.check === null && before.measured && after.measured && after.eager?.seconds != null) time[0] = after.eager.seconds;
+  if (several && same && before.check === null && before.measured?.seconds != null && after.measured && after.eager?.seconds != null) time[0] = after.eager.seconds;
   const cost = report.steps[after.step]?.origin ?? "";
   const measuredPeaks = before.measured?.peak_bytes != null && after.measured?.peak_bytes != null;
   const measuredTimes = before.measured?.seconds != null && after.measured?.seconds != null;

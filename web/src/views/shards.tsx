@@ -24,7 +24,7 @@ export function Shards({ report }: Shown) {
       {report.shards.length > 1 && (
         <div class="pair"><label>split <select aria-label="The split that is shown" value={which} onChange={(event) => setWhich(Number(event.currentTarget.value))}>{report.shards.map((one, k) => <option key={k} value={k}>{one.name}</option>)}</select></label></div>
       )}
-      <ShardCards split={split} />
+      <ShardCards report={report} split={split} />
       <Devices split={split} />
       <Picture key={which} report={report} split={split} />
       <Moves report={report} split={split} />
@@ -34,10 +34,11 @@ export function Shards({ report }: Shown) {
 }
 
 /** The numbers of the first screen. */
-export function ShardCards({ split }: { split: ShardView }) {
+export function ShardCards({ report, split }: { report: Report; split: ShardView }) {
   const devices = devicesOf(split), measured = split.measured_bytes.length > 0;
-  const peak = split.split.peak_bytes, most = measured ? largestOf(split.measured_bytes) : peak;
-  const check = split.check, budget = split.budget_bytes;
+  const run = report.runs[split.runs[split.runs.length - 1]], asked = split.budget_bytes === null && run.budget_bytes !== null; // as a share
+  const peak = asked ? run.predicted?.peak_bytes ?? split.split.peak_bytes : split.split.peak_bytes, most = measured ? largestOf(split.measured_bytes) : peak;
+  const check = split.check, budget = split.budget_bytes ?? run.budget_bytes;
   return (
     <div class="cards six">
       <div class="card" data-card="peak">

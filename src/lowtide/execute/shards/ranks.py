@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from lowtide.execute.shards.faults import found_out, read_verdict, where_is
 __all__ = ["on_ranks", "one_of_several"]
 
 _POLL = 0.05
-_LINES = 3
+_LINES, _MOST_LINES = 3, 20
+_ERROR = re.compile(r"[\w.]*Error: ")
+"""Where the last words of a process begin: what it raised, of any number of lines."""
 _HOST = "127.0.0.1"
 
 
@@ -105,7 +108,8 @@ def _ended(code: int) -> str:
 
 def _said(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " / ".join(lines[-_LINES:]) or "it said nothing"
+    error = next((k for k in reversed(range(len(lines))) if _ERROR.match(lines[k])), len(lines) - _LINES)
+    return " / ".join(lines[max(0, error) :][:_MOST_LINES]) or "it said nothing"
 
 
 def _distributed() -> Any:

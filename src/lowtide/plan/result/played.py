@@ -1,4 +1,4 @@
-"""A plan as a Step: an operator for each instruction, with its time, on lanes for what goes side by side.
+"""A plan, or a run of one, as a Step: an operator for each instruction, with its time, on lanes.
 
     compute             ▐conv1▌▐relu1▌      ▐conv1 again▌▐backward▌
     compute copies to the host ▐send y▌
@@ -16,20 +16,52 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from lowtide.cost import Note, NoteKind, Span, Step
+from lowtide.errors import PlanError
 from lowtide.graph import Category, Graph, Lifetime, Op, Phase, Role, Tensor, Timeline
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Drop, Fetch, Run, Send
 from lowtide.plan.program.memory import Memory, saved_for
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.result.measured_run import MeasuredRun
 from lowtide.plan.result.plan import Plan
 
-__all__ = ["plan_step"]
+__all__ = ["plan_step", "run_step"]
 
 _LANE, _WIRE = "compute", "communication"
 
 
+def run_step(run: MeasuredRun) -> Step:
+    """The plan of a run, played once, with the bytes that were measured."""
+    plan = run.plan
+    if plan is None:
+        raise PlanError(
+            "a run of a program without a plan says nothing about times; run a plan (`lowtide run TARGET "
+            "--budget B -o FILE`), or see this one with `lowtide report`"
+        )
+    more = [0] * (len(run.graph.ops) - len(plan.graph.ops))  # the update behind it
+    plan = msgspec.structs.replace(
+        plan,
+        graph=run.graph,
+        program=run.program,
+        seconds=(*plan.seconds, *map(float, more)) if plan.seconds else (),
+        workspace_bytes=(*plan.workspace_bytes, *more) if plan.workspace_bytes else (),
+    )
+    live = run.recording.timeline.live_bytes
+    if len(live) != sum(isinstance(line, Run) for line in run.program.instructions):
+        raise PlanError(
+            "the timeline of the run is not that of its program: the file is damaged; run it again"
+        )
+    note = "live bytes are measured; times and lifetimes are those of the plan"
+    return _played(plan, "run", [one - plan.beside_bytes for one in live], note)
+
+
 def plan_step(plan: Plan) -> Step:
     """The plan, played once; a PlanError where it reads what is not there."""
+    note = "predicted: the plan as it is simulated; a loop over tiles is one operator"
+    return _played(plan, "plan", None, note)
+
+
+def _played(plan: Plan, format_: str, measured: Sequence[int] | None, note: str) -> Step:
     lanes = _TimedLanes(plan.graph, plan.link, plan.wire_seconds)
     timeline = simulate(
         plan.graph,
@@ -41,7 +73,7 @@ def plan_step(plan: Plan) -> Step:
         lanes=lanes,
     )
     player = _Player(plan)
-    live = iter(timeline.live_bytes)
+    live = iter(timeline.live_bytes if measured is None else measured)
     known = timeline.resident_bytes
     bytes_ = []
     for instruction in plan.program.instructions:
@@ -53,10 +85,9 @@ def plan_step(plan: Plan) -> Step:
         Span(k, _WIRE if k in lanes.talks else _LANE, *times)
         for k, times in enumerate(lanes.times[: len(player.ops)])
     ]
-    note = "predicted: the plan as it is simulated; a loop over tiles is one operator"
     return Step(
         Graph(tuple(player.tensors), tuple(player.ops), name=plan.graph.name),
-        format="plan",
+        format=format_,
         spans=tuple(spans) if plan.seconds and plan.cost != "unit" else (),
         notes=(Note(NoteKind.ASSUMPTION, note),),
         timeline=Timeline(tuple(bytes_), tuple(player.lifetimes()), resident_bytes=timeline.resident_bytes),

@@ -75,6 +75,8 @@ class ShareTaken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The largest from one device, as a share of a gradient's norm; None: not finite."""
     update_difference: float | None
     loss_difference: float | None
+    budget_bytes: int = 0
+    """What it planned inside of; 0: not known."""
 
 
 class ShardPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,5 +211,5 @@ def _figures(plan: ShardPlan) -> Iterator[float]:
         yield from (*move.sent_bytes, move.seconds)
     for share in plan.measured:
         yield from (share.peak_bytes, share.planned_bytes, share.resident_bytes)
-        yield from (share.wire_bytes, share.planned_wire_bytes)
+        yield from (share.wire_bytes, share.planned_wire_bytes, share.budget_bytes)
         yield from (share.gradient_difference or 0, share.update_difference or 0, share.loss_difference or 0)

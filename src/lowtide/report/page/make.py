@@ -269,6 +269,8 @@ class _Maker:
             measured = Figures(plan.measured[plan.largest].peak_bytes) if plan.measured else None
             asked = plan.budget_bytes is not None or plan.plan.budget_bytes < plan.plan.plain.peak_bytes
             budget = plan.plan.budget_bytes if asked else None
+            if asked and plan.budget_bytes is None and plan.measured:  # a share, of more than this plan knows
+                budget = max(one.budget_bytes for one in plan.measured) or None
             self.ways.append(replace(way, check=check_of(plan), measured=measured, budget_bytes=budget))
         self.shards.append((name, plan, part, tuple(runs)))
 

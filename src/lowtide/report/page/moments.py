@@ -20,7 +20,7 @@ from lowtide.report.page.tables import TablePart
 from lowtide.report.page.thin import MOST_MOMENTS, Ints, extremes, rounded_seconds
 from lowtide.report.page.types import MeasuredCurve, Moments
 
-__all__ = ["Walk", "events_of", "live_by_event", "spread_evenly", "walk_graph", "walk_program"]
+__all__ = ["Walk", "events_of", "live_by_event", "spread_by_bytes", "walk_graph", "walk_program"]
 
 _MOST_ROWS = 400_000
 """Rows that are made before they are thinned."""
@@ -81,13 +81,22 @@ class Walk:
         )
 
 
-def spread_evenly(live: Sequence[int], moments: Moments) -> MeasuredCurve:
-    """What was measured from allocation to allocation, over all moments."""
+def spread_by_bytes(live: Sequence[int], moments: Moments) -> MeasuredCurve:
+    """What was measured from allocation to allocation: each stands where as many bytes have come and gone.
+
+    One operator may allocate thousands of small blocks: the number of an allocation does not say when it was.
+    """
     shown = extremes(np.array(live, np.int64), MOST_MOMENTS)
-    places = shown * (len(moments.live) / len(live))
+    places = np.interp(_moved(live)[shown], _moved(moments.live), np.arange(len(moments.live)))
     return MeasuredCurve(
         tuple(round(float(place), 2) for place in places), tuple(live[k] for k in shown.tolist()), False
     )
+
+
+def _moved(live: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The share of all bytes that come and go which has come and gone, from 0 to 1."""
+    moved = np.cumsum(np.abs(np.diff(np.array(live, np.float64), prepend=0.0)))
+    return moved / moved[-1] if moved[-1] > 0 else np.linspace(0, 1, len(moved))
 
 
 def live_by_event(allocations: Sequence[Allocation], events: int) -> Ints:

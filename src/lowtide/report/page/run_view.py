@@ -29,7 +29,7 @@ from lowtide.report.page.moments import (
     Walk,
     events_of,
     live_by_event,
-    spread_evenly,
+    spread_by_bytes,
     walk_graph,
     walk_program,
 )
@@ -165,7 +165,7 @@ def _detailed(
 def _measured(way: WayToRun, walk: Walk, moments: Moments, kept: Ints) -> MeasuredCurve | None:
     if way.recording is not None:
         return walk.measured(way.recording, kept)
-    return spread_evenly(way.allocated, moments) if way.allocated else None
+    return spread_by_bytes(way.allocated, moments) if way.allocated else None
 
 
 def _layout(

@@ -134,7 +134,7 @@ class MeasuredCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: tuple[float, ...] = ()
     live: Column = ()
     aligned: bool = True
-    """Whether each figure stands at its operator; else they are spread evenly, allocation by allocation."""
+    """Whether each figure stands at its operator; else each stands where as many bytes have come and gone."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
