@@ -1,6 +1,7 @@
 """``lowtide report``: files of every kind, errors that say what to do, nothing half-written."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -38,6 +39,12 @@ def test_a_plan_and_a_profile_are_compared_on_one_page(files):
     assert "plan: predicted" in result.stdout
     assert "Wrote" in result.stdout
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_ways_are_called_by_the_names_of_their_files(files):
+    recorded = Path(__file__).parents[1] / "formats" / "h200" / "profiler.json.gz"
+    result = invoke(recorded, "-o", files / "report.html", "--json")
+    assert [run["name"] for run in json.loads(result.stdout)["runs"]] == ["profiler"]
 
 
 def test_the_document_alone_is_written_for_other_programs(files):

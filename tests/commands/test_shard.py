@@ -117,6 +117,14 @@ def test_processes_give_the_gradients_of_one(target, least, tmp_path):
     assert "data-card" in page.read_text()
 
 
+def test_a_budget_that_is_too_small_for_a_share_ends_with_its_own_code(capsys):
+    words = ["shard", "convpool", "--devices", "2", "--cut", "height", "--budget", "20%", "--run"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--time-limit", "1"])
+    assert ended.value.code == 3
+    assert "rank " in capsys.readouterr().err
+
+
 def test_a_process_that_fails_is_named_and_others_are_ended(tmp_path, monkeypatch):
     program = "import sys, time\nif sys.argv[2] == '1': sys.exit('no memory left')\ntime.sleep(60)\n"
     (tmp_path / "failing.py").write_text(program)

@@ -44,6 +44,7 @@ export function Table<T>(props: { name: string; rows: T[]; columns: ColumnOf<T>[
       <div class="bar">
         <input type="search" placeholder="Search names, modules, lines …" aria-label={`Search ${props.label}`} value={search} onInput={(event) => { setSearch(event.currentTarget.value); box.current!.scrollTop = 0; }} />
         {props.children}
+        {!props.pick && found.length > 0 && <span class="soft">Click a row to read it whole</span>}
         <span class="soft" role="status">{found.length === props.rows.length ? plural(found.length, "row") : `${found.length.toLocaleString("en")} of ${plural(props.rows.length, "row")}`}</span>
       </div>
       <div class="scroll" ref={box} tabIndex={0} onKeyDown={onKey} onScroll={(event) => setScrolled(event.currentTarget.scrollTop)} style={{ maxHeight: `${high + 40}px` }} aria-label={props.label}>

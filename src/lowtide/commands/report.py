@@ -85,8 +85,7 @@ def _title(given: Sequence[Given]) -> str:
 
 def _name(file: str, files: Sequence[str]) -> str:
     """A file without its folder and ending, as far as that tells it from the others."""
-    stems = [PurePath(one).stem for one in files]
-    stem = PurePath(file).stem
+    stem, *stems = [PurePath(one.removesuffix(".gz")).stem for one in (file, *files)]
     return stem if stems.count(stem) == 1 else file
 
 

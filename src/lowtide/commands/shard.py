@@ -26,7 +26,14 @@ from lowtide.commands.shard_document import shard_plan, taken
 from lowtide.commands.shard_draw import check_drawing, draw_shards
 from lowtide.commands.shard_links import measured_links
 from lowtide.commands.shard_simulate import LINK, MESH, simulated_text, simulated_view
-from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
+from lowtide.commands.shard_task import (
+    REFUSED,
+    BudgetRefused,
+    ShardTask,
+    built_step,
+    captured_step,
+    update_of,
+)
 from lowtide.commands.shard_view import split_text, split_view
 from lowtide.cost.wire import WireSpeed
 from lowtide.documents import write_document
@@ -262,7 +269,13 @@ def _ran(task: ShardTask, built: Built) -> list[ShareMeasured]:
     write_reference(Path(task.folder), built.model, built.batch, built.loss, update_of(built))
     told, devices = Path(task.folder, "task.json"), task.shards.mesh.devices
     told.write_bytes(msgspec.json.encode(task))
-    on_ranks("lowtide.commands.shard_rank", [str(told), task.folder], devices, task.seconds)
+    try:
+        on_ranks("lowtide.commands.shard_rank", [str(told), task.folder], devices, task.seconds)
+    except RunError:
+        refused = Path(task.folder, REFUSED)
+        if not refused.exists():
+            raise
+        raise msgspec.json.decode(refused.read_bytes(), type=BudgetRefused).error() from None
     files = [Path(task.folder, f"{rank}.json").read_bytes() for rank in range(devices)]
     return [msgspec.json.decode(one, type=ShareMeasured) for one in files]
 

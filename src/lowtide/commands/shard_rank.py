@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lowtide.commands.shard_task import ShardTask, built_step, captured_step, update_of
+from lowtide.commands.shard_task import (
+    REFUSED,
+    BudgetRefused,
+    ShardTask,
+    built_step,
+    captured_step,
+    update_of,
+)
 from lowtide.cost.wire import WireSpeed
-from lowtide.errors import LowtideError, RunError
+from lowtide.errors import InfeasibleError, LowtideError, RunError
 from lowtide.files import write_atomically
 
 if TYPE_CHECKING:
@@ -34,9 +41,15 @@ def main() -> None:
         here = connected(task.shards.mesh.sizes, store, links)
         built, joint = here.meeting.settled("capture the step", lambda: _captured(task))
         options = {"budget": task.budget, "kernels": task.kernels, "time_limit": task.time_limit}
-        found = measure_share(
-            joint, task.shards, built.model, here, Path(task.folder), update_of(built), **options
-        )
+        try:
+            found = measure_share(
+                joint, task.shards, built.model, here, Path(task.folder), update_of(built), **options
+            )
+        except RunError as error:
+            if isinstance(why := error.__cause__, InfeasibleError):
+                refused = BudgetRefused(int(rank), str(why), why.budget, why.smallest_budget, why.floor)
+                write_atomically(Path(out, REFUSED), msgspec.json.encode(refused))
+            raise
         here.watch.close()
     write_atomically(Path(out, f"{rank}.json"), msgspec.json.encode(found))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.graph.shards import Shards
 from lowtide.nested import mapped
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lowtide.trace.step.joint import Joint
     from lowtide.zoo.base import Built
 
-__all__ = ["ShardTask", "built_step", "captured_step", "update_of"]
+__all__ = ["REFUSED", "BudgetRefused", "ShardTask", "built_step", "captured_step", "update_of"]
 
 
 class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +37,29 @@ class ShardTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     links: tuple[tuple[float, float], ...] = ()
     """Bytes a second and a delay along each axis; else processes measure how fast they are connected."""
+
+
+class BudgetRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process says of a budget that its share does not fit into."""
+
+    rank: int
+    said: str
+    budget: int
+    smallest_budget: int
+    floor: int
+
+    def error(self) -> InfeasibleError:
+        """The same as an error."""
+        return InfeasibleError(
+            f"rank {self.rank}: {self.said}",
+            budget=self.budget,
+            smallest_budget=self.smallest_budget,
+            floor=self.floor,
+        )
+
+
+REFUSED = "refused.json"
+"""Where in the folder of a task it stands."""
 
 
 def built_step(target: str, seed: int, double: bool, device: str = "cpu") -> Built:

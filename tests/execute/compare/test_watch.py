@@ -71,7 +71,7 @@ def test_what_comes_beside_the_step_is_warned_of(small):
     assert text.startswith("step 2 took ")
     assert f"of its budget of {module.format_bytes(step.plan.budget_bytes)}; " in text
     assert (
-        "such as the state of an optimizer: free it, name it to lowtide.fit, or give a larger budget" in text
+        "gradients of the step before or the state of an optimizer: free it, name it to lowtide.fit" in text
     )
     assert caught[-1].filename == __file__
 

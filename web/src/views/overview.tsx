@@ -133,7 +133,7 @@ function Cards({ before, after, report }: Shown) {
       <div class="card" data-card="time">
         <div class="what">Time of a step, {measuredTimes || (!several && after.measured?.seconds != null) ? "measured" : cost === "measured" ? "sum of measured operators" : cost ? `${cost} costs` : "predicted"}</div>
         <div class="big">{several ? `${seconds(time[0], cost)} → ${seconds(time[1], cost)}` : seconds(time[1], cost)}</div>
-        <div class="what">{listed(several && same && time[0] && time[1] !== null && change(time[1] / time[0] - 1), after.proof && (measuredTimes || !several) && `predicted ${change(after.proof.overhead)}`, after.proof && after.proof.bound_overhead !== null && `no plan below ${change(after.proof.bound_overhead)}`)}</div>
+        <div class="what">{listed(several && same && time[0] && time[1] !== null && change(time[1] / time[0] - 1), after.proof && (measuredTimes || !several) && `predicted ${change(after.proof.overhead)}`, after.proof && after.proof.bound_overhead !== null && `${measuredTimes ? "none predicted" : "no plan"} below ${change(after.proof.bound_overhead)}`)}</div>
       </div>
       <div class="card" data-card="gradients">
         <div class="what">Loss, gradients, buffers</div>

@@ -254,7 +254,8 @@ def _warning(taken: WatchedStep) -> str:
     said = f"step {taken.number} took {peak}, {share} of its budget of {limit}{promised}"
     if taken.peak_bytes > taken.limit_bytes:
         return (
-            f"{said}. Something beside the step has grown, or was not there when it was planned, such as the "
-            "state of an optimizer: free it, name it to lowtide.fit, or give a larger budget"
+            f"{said}. Something beside the step has grown, or was not there when it was planned, such as "
+            "gradients of the step before or the state of an optimizer: free it, name it to lowtide.fit, or "
+            "give a larger budget"
         )
     return f"{said}. What comes on top, as larger shapes or more state, may not fit: give a larger budget"
