@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import torch
@@ -45,17 +46,24 @@ def checked(target: str, devices: int, kind: str, numbers: list[str]) -> dict[st
     call = [sys.executable, "-W", "ignore", "-m", "lowtide", "shard", *words, "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
-    done = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
-    row = {"target": target, "devices": devices, "kind": kind, "exit_code": done.returncode}
-    row |= {"seconds": time.perf_counter() - began}
-    return row | (json.loads(done.stdout) if not done.returncode else {"error": done.stderr[-400:]})
+    row: dict[str, Any] = {"target": target, "devices": devices, "kind": kind}
+    with subprocess.Popen(call, stdout=PIPE, stderr=PIPE, text=True, env=environment) as run:
+        try:
+            told, error = run.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # it ends its processes
+            told, error = run.communicate()
+            error = f"not ended after {SECONDS} s. {error}"
+    row |= {"exit_code": run.returncode, "seconds": time.perf_counter() - began}
+    return row | (json.loads(told) if not run.returncode else {"error": error[-400:]})
 
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
     cells = [f"`{row['target']}`", str(row["devices"]), row["kind"]]
     if row["exit_code"]:
-        return "| " + " | ".join([*cells, f"ended with {row['exit_code']}: {row['error']}", *[""] * 6]) + " |"
+        error = " ".join(row["error"].split()).replace("|", "/")
+        return "| " + " | ".join([*cells, f"ended with {row['exit_code']}: {error}", *[""] * 6]) + " |"
     pairs = list(zip(row["bytes_per_rank"], row["planned_bytes_per_rank"], strict=True))
     peak, planned = max(pairs, key=lambda pair: pair[0] / pair[1])
     cells += [

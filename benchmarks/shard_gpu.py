@@ -4,10 +4,11 @@
 
 Each process has a share of the step on the same device, planned by 100% of what it takes plainly, with eager kernels. They talk by
 gloo, which takes tensors of CUDA through pinned memory of the host; NCCL is asked first, and usually refuses several processes on one
-device. "peak" is the most that PyTorch's allocator counts for a process in its second step: of the process that comes nearest to
+device; where it says nothing, it is left after 25 s. "peak" is the most that PyTorch's allocator counts for a process in its second step: of the process that comes nearest to
 its plan, with what that process has allocated beside the step ("beside": workspaces of libraries). "gradients within" is the
 largest difference of a gradient from the step on one device, as a share of its norm. TF32 is off. CUT is what
-`lowtide shard --cut` takes. Rows that are not begun within the limit are named. `--device cpu` tries it out.
+`lowtide shard --cut` takes. A row is ended after 60 s, or 3 s after one of its processes has failed, and says what they were doing. Rows
+that are not begun within the limit are named. `--device cpu` tries it out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import datetime
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lowtide.files import write_atomically
+from lowtide.files import check_outputs, write_atomically
+from lowtide.trace.shards.kinds import CUT_KINDS
 from plain import machine
 
 CASES = {
@@ -42,12 +45,18 @@ SMALL = {
     "locallyconnected:batch=4,size=17,channels=2,classes=4": "height",
 }
 """On the CPU, unless others are named."""
-ROW_SECONDS = 60
+ROW_SECONDS, NCCL_SECONDS, LAST_WORDS_SECONDS = 60, 25, 3
+STAGE = "stage: "
 HEAD = [
     "| target | processes | cut | numbers | peak of planned bytes | all inside | beside | one device | bytes sent | as planned | "
     "gradients within | ms a step | s |",
     "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
 ]
+
+
+def stage(name: str) -> None:
+    """Say in the log of this process what it does now."""
+    print(f"{STAGE}{name}", flush=True)
 
 
 def synchronised(device: str) -> None:
@@ -78,12 +87,12 @@ def built(task: dict[str, Any]) -> Any:
 
 def one_device(task: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     """Gradients of the step on one device, on the host, and its peak."""
+    from lowtide.execute.shards.split import named_tensors
+
     one = built(task)
-    held = (
-        sum(x.nbytes for x in (*one.model.parameters(), *one.model.buffers()))
-        if task["device"] == "cpu"
-        else 0
-    )
+    batch = named_tensors(one.loss, one.model, *one.batch).values()
+    there = (*one.model.parameters(), *one.model.buffers(), *batch)
+    held = sum(x.nbytes for x in there) if task["device"] == "cpu" else 0
 
     def run() -> None:
         one.model.zero_grad(set_to_none=True)
@@ -106,12 +115,13 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
     from lowtide.execute.shards.meshes import connected
     from lowtide.execute.shards.split import cut_model, named_tensors, proven_communications, split_step
     from lowtide.graph.shards import Shards
-    from lowtide.trace.shards.kinds import CUT_KINDS
     from lowtide.trace.step.capture import capture
 
     device = task["device"]
+    stage("running the step on one device")
     expected, whole = one_device(task)
     step = built(task)
+    stage("capturing the step")
     here = connected(task["processes"], links=[WireSpeed(1e11, 0.0)])
     joint = here.meeting.settled(
         "capture the step", lambda: capture(step.loss, step.model, *step.batch).joint
@@ -122,6 +132,7 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
             return b""
         return msgspec.json.encode(choose_shards(joint, here.mesh, 3.0, CUT_KINDS[task["cut"]])[0])
 
+    stage("choosing a split")
     told = here.meeting.everybody("split", here.meeting.settled("choose how to split", chosen))[0]
     shards = msgspec.json.decode(told, type=Shards)
     split = here.meeting.settled("split the step", lambda: split_step(joint, shards, here))
@@ -130,6 +141,7 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
     parts = [batch[name][box.slices()].clone() for name, _, box in split.inputs]
     model, loss_of, step = step.model, split.step, None
     del batch
+    stage("planning its share")
     options = {"budget": "100%", "time_limit": 3.0, "verify": False, "kernels": "eager", "fullgraph": True}
     made = here.meeting.settled("plan the step", lambda: lowtide.fit(loss_of, model, *parts, **options))
     talks = proven_communications(made.plan, here, split)
@@ -140,6 +152,7 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(0)
         made(model, *parts).backward()
 
+    stage("running its share")
     run()
     apart = 0.0
     least = 1e-4 * max(float(one.double().norm()) for one in expected.values())
@@ -183,6 +196,7 @@ def worker(told: str, store: str, rank: int, out: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
     limit = datetime.timedelta(seconds=ROW_SECONDS)
+    stage(f"joining the others by {task['backend']}")
     if task["device"] == "cuda":
         torch.cuda.set_device(0)
     dist.init_process_group(
@@ -192,6 +206,7 @@ def worker(told: str, store: str, rank: int, out: str) -> None:
         x = torch.ones(4, device="cuda")
         dist.all_reduce(x)
         assert x.sum().item() == 4 * task["processes"]
+    Path(out, f"{rank}.joined").touch()
     found = share(task)
     dist.barrier()
     Path(out, f"{rank}.json").write_text(json.dumps(found))
@@ -205,7 +220,7 @@ def row(task: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder, "task.json")
         told.write_text(json.dumps(task))
-        running, why = [], ""
+        running, why, codes = [], "", list[int | None]()
         try:
             for rank in range(task["processes"]):
                 log = Path(folder, f"log{rank}")
@@ -215,14 +230,17 @@ def row(task: dict[str, Any]) -> dict[str, Any]:
                     environment = os.environ | {"OMP_NUM_THREADS": "1"}
                     running.append(subprocess.Popen(call, stdout=out, stderr=out, env=environment))
             while any(one.poll() is None for one in running) and not any(one.poll() for one in running):
-                if time.perf_counter() - began > ROW_SECONDS:
-                    why = f"not ended after {ROW_SECONDS} s: "
+                joined = all(Path(folder, f"{rank}.joined").exists() for rank in range(task["processes"]))
+                most = ROW_SECONDS if joined or task["backend"] != "nccl" else NCCL_SECONDS
+                if time.perf_counter() - began > most:
+                    why = f"not ended after {most} s: "
                     break
                 time.sleep(0.05)
             if any(one.poll() for one in running):
-                until = time.perf_counter() + 3
+                until = time.perf_counter() + LAST_WORDS_SECONDS
                 while any(one.poll() is None for one in running) and time.perf_counter() < until:
                     time.sleep(0.05)  # others may say more
+            codes += [one.poll() for one in running]
         finally:
             for one in running:
                 if one.poll() is None:
@@ -233,16 +251,16 @@ def row(task: dict[str, Any]) -> dict[str, Any]:
         if all(file.exists() for file in files):
             return found | {"ranks": [json.loads(file.read_text()) for file in files]}
         logs = [Path(folder, f"log{rank}").read_text(errors="replace") for rank in range(task["processes"])]
-        return found | {
-            "error": why + " / ".join(dict.fromkeys(last_words(one) for one in logs if one.strip()))
-        }
+        told = [last_words(log, rank, code) for rank, (log, code) in enumerate(zip(logs, codes, strict=True))]
+        return found | {"error": why + " / ".join(one for one in dict.fromkeys(told) if one)}
 
 
-def last_words(log: str) -> str:
-    """The line of an error, and what NCCL says beside it."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+def last_words(log: str, rank: int, code: int | None) -> str:
+    """The line of an error, and what NCCL says beside it; else what the process was doing."""
+    lines = [line.strip().removeprefix(STAGE) for line in log.splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or "Duplicate" in line]
-    return " ".join(dict.fromkeys(told[-3:] or lines[-1:]))[:500].replace("|", "/")
+    ended = f"process {rank} ended with {code}: " if code and not told else ""
+    return ended + " ".join(dict.fromkeys(told[-3:] or lines[-1:]))[:500].replace("|", "/")
 
 
 def line(found: dict[str, Any]) -> str:
@@ -303,6 +321,12 @@ def main() -> None:
         told, store, rank, out = chosen.worker
         worker(told, store, int(rank), out)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a limit of time ends processes of a row too
+    for one in chosen.targets:
+        if one.rpartition("=")[2] not in CUT_KINDS:
+            parser.error(f"{one!r}: give TARGET=CUT, with one of {', '.join(CUT_KINDS)} as CUT")
+    if chosen.out is not None:
+        check_outputs(chosen.out, chosen.out.with_suffix(".json"))
     began, rows, left, lines = time.perf_counter(), [], [], [*HEAD]
     where = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
     words = " ".join(["python benchmarks/shard_gpu.py", *sys.argv[1:]])

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,3 +150,7 @@ def test_another_order_of_gradients_is_refused(share):
     refuse_another_order(share, made, share.inputs, made.inputs)
     with pytest.raises(CaptureError, match="processes would communicate in another order"):
         refuse_another_order(share, made, share.inputs, swapped)
+    unsummed = next(t for t in share.inputs if t not in share.summed)
+    more = replace(share, summed={**share.summed, unsummed: ("shape of rank 0, axis 0",)})
+    with pytest.raises(CaptureError, match="processes would communicate in another order"):
+        refuse_another_order(more, made, share.inputs, made.inputs)

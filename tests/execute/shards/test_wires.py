@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import lowtide
+from lowtide.cost.wire import WireSpeed
 from lowtide.distributed_internals import backend_of
+from lowtide.execute.shards import meshes
 from lowtide.execute.shards.faults import RankWatch
 from lowtide.execute.shards.wires import ProcessWire
-from tests.execute.shards.test_mesh_step import OPTIONS, Network, loss_of
+from tests.execute.shards.test_mesh_step import OPTIONS, Network, joined, loss_of
 
 
 class ByHost(ProcessWire):
@@ -60,6 +62,24 @@ def talked(rank, port, count):
 
 def test_tensors_go_through_the_host_and_come_back(forks, free_port):
     forks.spawn(talked, (free_port, 3), 3)
+
+
+def meshed(rank, port):
+    joined(rank, port)
+    os.environ["LOCAL_RANK"] = str(rank)
+    meshes._device_type = lambda: "cuda"
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+    here = meshes.connected((2, 1), links=[WireSpeed()] * 2)
+    assert [wire.devices for wire in here.wires] == [2, 1]
+    here.watch.close()
+    torch.distributed.destroy_process_group()
+    os.write(1, b"done\n")
+
+
+def test_processes_of_one_gpu_have_a_mesh_of_several_axes(forks, free_port):
+    """Over gloo no process needs a GPU of its own, with the number that torchrun gives it."""
+    forks.spawn(meshed, (free_port,), 2)
+    assert forks.printed()[0].splitlines() == ["done"] * 2
 
 
 def trained_on_cuda(rank, port):

@@ -255,3 +255,16 @@ def test_a_batch_norm_is_fused_apart_from_its_statistics():
     assert len(wide) == 2
     assert not any("aten.var_mean" in kinds for kinds in wide)
     assert not any("batch_norm" in op.kind for op in step.plan.graph.ops)
+
+
+def test_what_is_read_many_times_is_laid_out_once():
+    """The gradient of a sum is one number, expanded; torch says another step of a dimension of one."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(1, 3, 3), torch.randn(3, 1, 6, 6)
+
+    def loss_of(model, x):
+        return model(x)[..., :1].sum() / 100
+
+    expected = left(loss_of, model, x)
+    found = left(fitted(loss_of, model, x), model, x)
+    assert all(map(torch.allclose, found, expected))

@@ -214,7 +214,9 @@ def _alone(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def _copied(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+    once = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
+    found = torch.empty_strided(once.shape, stride, dtype=value.dtype, device=value.device).copy_(once)
+    return found.expand(value.shape)  # what is written once may be read many times
 
 
 def _span(value: torch.Tensor) -> int:

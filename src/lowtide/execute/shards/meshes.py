@@ -79,7 +79,8 @@ def connected(mesh: Any, store: Any = None, links: Sequence[WireSpeed] = ()) -> 
     groups = [group]
     if hasattr(mesh, "get_group") or len(sizes) > 1:
         if not hasattr(mesh, "get_group"):
-            mesh = distributed.init_device_mesh(_device_type(), sizes)
+            alone = "nccl" not in distributed.get_backend()  # processes may share a GPU then
+            mesh = distributed.init_device_mesh("cpu" if alone else _device_type(), sizes)
         groups = [mesh.get_group(axis) for axis in range(len(sizes))]
     wires = tuple(ProcessWire(one, watch) for one in groups)
     speeds = tuple(links) or _speeds(wires, meeting)

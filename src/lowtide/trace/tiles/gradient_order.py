@@ -62,6 +62,8 @@ def refuse_another_order(
 ) -> None:
     """Raise a CaptureError unless a step made of the old one has its communications, in the same order.
 
+    The same gradients have to be added up as well.
+
     Inputs ``before`` are those ``now``. One that lacks a gradient is to be made again.
     """
     idle = {t for t, gradient in zip(made.inputs, made.gradients, strict=False) if gradient is None}
@@ -69,7 +71,11 @@ def refuse_another_order(
         return
     names = {t: number for number, t in enumerate(before) if t is not None}
     others = {t: number for number, t in enumerate(now) if t is not None}
-    if _told(old, names) != _told(made, others):
+    summed = [
+        {numbers.get(t, -2): wires for t, wires in joint.summed.items()}
+        for joint, numbers in ((old, names), (made, others))
+    ]
+    if summed[0] != summed[1] or _told(old, names) != _told(made, others):
         raise CaptureError(_ORDER)
 
 
