@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import lowtide
 from lowtide.cost.watch import watch_cpu
-from lowtide.errors import CaptureError, PlanError
+from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.tiling import plan_tiles as tiling
 from lowtide.execute.tiling import search as attempts
 from lowtide.execute.tiling.regions import middles
@@ -277,6 +277,48 @@ def test_fit_keeps_a_module_in_less_than_recomputation_can(monkeypatch, tmp_path
     torch._dynamo.reset()
     monkeypatch.setattr("lowtide.execute.compile.planned.in_tiles", None)  # the plan is known
     assert lowtide.fit(model, x, **asked).plan.program == plan.program
+
+
+@pytest.fixture
+def tiled(monkeypatch, tmp_path):
+    """Fits a module in tiles; what operators around them need beyond the budget is told by the test."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr("lowtide.plan.recompute.smallest_budget._aim", lambda *_, **__: None)
+    monkeypatch.setattr(attempts, "result_grids", lambda *_: iter([(2, 1, 1, 2)]))
+    model, x = images()
+
+    def fitted(missing):
+        torch._dynamo.reset()
+        monkeypatch.setattr("lowtide.execute.compile.planned.beyond_budget", missing)
+        return lowtide.fit(model, x, budget="50%", only="recompute,tile", time_limit=0.2, verify=False).plan
+
+    return fitted
+
+
+def test_a_plan_that_was_kept_is_made_again_where_more_is_known(tiled):
+    tiled(lambda *_: 0)
+    measured = []
+
+    def missing(plan, joint, run):
+        measured.append(run is not None)
+        return 1 if len(measured) == 1 else 0
+
+    assert tiled(missing).decisions.tiles == 4
+    assert measured == [False, True]
+
+
+def test_plans_that_need_more_than_they_were_made_for_are_refused(tiled):
+    with pytest.raises(InfeasibleError, match="operators around tiles need more .* would do") as refused:
+        tiled(lambda *_: 1000)
+    assert refused.value.smallest_budget == refused.value.budget + 1000
+    measured = []
+
+    def missing(plan, joint, run):
+        measured.append(run is not None)
+        return 0
+
+    tiled(missing)
+    assert measured == [True]  # no such plan was kept
 
 
 def test_fit_puts_loops_into_tiles_where_a_sample_is_too_large(monkeypatch):

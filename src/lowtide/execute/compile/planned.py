@@ -26,16 +26,18 @@ from lowtide.execute.memory.reserved import tried_within
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.splitting import NotFaster, Splitting, in_less_time, marked
-from lowtide.execute.planning.step_costs import costs_of, device_of
+from lowtide.execute.planning.step_costs import device_of
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, pinned_leaves
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.plan_tiles import (
     beside_tiles,
+    beyond_budget,
     cut_as_it_runs,
     good_without_tiles,
     in_tiles,
     loop_of,
+    refused_for_tiles,
     without_tiles,
 )
 from lowtide.graph import Phase
@@ -43,7 +45,6 @@ from lowtide.plan import time_shares
 from lowtide.plan.budget import Budget
 from lowtide.plan.program.instructions import Program
 from lowtide.plan.program.simple import store_all
-from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import DeviceRoom, PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.eager.layouts import Layouts
@@ -85,6 +86,8 @@ class Planned(FirstCall):
         """Whether the step can be run to measure it."""
         self._to_keep: tuple[Kept, Plan] | None = None
         """A new plan in tiles, or one that is faster than those, and where to put it."""
+        self._doubted = False
+        """Whether a plan in tiles was seen to need more than it says: one that was kept may be no better."""
         self._planner: StepPlanner | None = None
         """What plans the step, while it is made ready."""
         self._splitting = Splitting(allowed=self.may_split)
@@ -157,6 +160,7 @@ class Planned(FirstCall):
     def _as_planned(self, arguments: Sequence[Any], witness: Witness) -> Callable[..., Any] | None:
         """The function as it was planned, once a step of it has shown that it was captured as it runs."""
         made: list[Interpreter] = []
+        self._doubted = False
         bring_back()
         self.family.shapes.make_way()
         device = Room(arguments).device
@@ -208,8 +212,12 @@ class Planned(FirstCall):
                 promise(made[0])
             else:
                 ready = self.compiled(arguments, planned, promise)
-            if self._holds(plan, ready, made[-1], arguments, witness):
+            missing = self._missing(plan, ready, made[-1], arguments, witness)
+            if missing <= 0:
                 break
+            self._doubted = True
+        else:
+            raise refused_for_tiles(plan, missing)
         self._made(plan, arguments)
         again = self._verified(plan, room, joint, arguments)
         seen = again is None and self._fits and loop_of(plan.program) is None  # all its operators ran before
@@ -232,22 +240,15 @@ class Planned(FirstCall):
         familiar = self._planner is not None and self._planner.familiar
         return familiar and device.type == "cpu" and self._request.cost == "measured"
 
-    def _holds(
+    def _missing(
         self,
         plan: Plan,
         function: Callable[..., Any],
         interpreter: Interpreter,
         arguments: Sequence[Any],
         witness: Witness,
-    ) -> bool:
-        """Whether a plan in tiles fits with what operators around its loops are now seen to need.
-
-        Some of them run for the first time: behind a loop, tensors lie in memory otherwise. What they need
-        was estimated, and is known from here on.
-        """
-        joint = interpreter.joint
-        if loop_of(plan.program) is None or plan.cost != "measured" or self._to_keep is None:
-            return True
+    ) -> int:
+        """What a plan in tiles takes beyond its budget; if it was kept, as far as is known."""
 
         def run(marker: Marker) -> None:
             interpreter.marker = marker
@@ -256,10 +257,7 @@ class Planned(FirstCall):
             finally:
                 interpreter.marker = None
 
-        costs = costs_of(joint.graph, [call.target for call in joint.calls], device_of(joint.graph), run)
-        workspace = [max(pair) for pair in zip(costs.workspace_bytes, plan.workspace_bytes, strict=True)]
-        taken = simulate(plan.graph, plan.program, workspace_bytes=workspace).peak_bytes + plan.beside_bytes
-        return taken <= plan.budget_bytes
+        return beyond_budget(plan, interpreter.joint, None if self._to_keep is None else run)
 
     def _made(self, plan: Plan, arguments: Sequence[Any]) -> None:
         """Tell of a plan that is known to hold, and keep it for other shapes; in tiles, keep it in a file."""
@@ -302,7 +300,7 @@ class Planned(FirstCall):
         refused: InfeasibleError | None = None
         whole: Plan | None = None
         kept = self._kept(joint, room, arguments, state, pinned) if request.tiles else None
-        known = kept.load() if kept is not None else None
+        known = kept.load() if kept is not None and not self._doubted else None
         if known is not None:
             return known
         began = time.monotonic()

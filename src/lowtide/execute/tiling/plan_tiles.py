@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
+from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError, InfeasibleError, PlanError
 from lowtide.execute.kernels.compile_groups import compile_groups
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.optimizer_state import with_state
+from lowtide.execute.planning.step_costs import costs_of, device_of
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.witness import Witness
 from lowtide.execute.tiling.capture_tiles import Cutter, watch_tiles
@@ -23,6 +25,7 @@ from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.check.tiles import wrong_boxes
 from lowtide.plan.make.plan_loop import least_bytes
 from lowtide.plan.program.instructions import Loop, Program
+from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan, Side
 from lowtide.trace.step.joint import Joint
@@ -34,11 +37,13 @@ from lowtide.units import format_bytes
 
 __all__ = [
     "beside_tiles",
+    "beyond_budget",
     "cut_as_it_runs",
     "good_without_tiles",
     "has_loop",
     "in_tiles",
     "loop_of",
+    "refused_for_tiles",
     "with_loop",
     "without_tiles",
 ]
@@ -54,6 +59,34 @@ _CUTS = 8
 def loop_of(program: Program) -> Loop | None:
     """The loop of a Program in forward, if it has one."""
     return next((line for line in program.forward if isinstance(line, Loop)), None)
+
+
+def beyond_budget(plan: Plan, joint: Joint, run: Callable[[Marker], object] | None) -> int:
+    """Bytes that a plan in tiles takes more than its budget, with what operators around its loops need.
+
+    Some of them run for the first time: behind a loop, tensors lie in memory otherwise. What they need was
+    estimated, and is measured while ``run`` runs the step; without it, what is known counts.
+    """
+    if loop_of(plan.program) is None or plan.cost != "measured":
+        return 0
+    targets, origin = [call.target for call in joint.calls], "known" if run is None else "measured"
+    costs = costs_of(joint.graph, targets, device_of(joint.graph), run, origin)
+    workspace = [max(pair) for pair in zip(costs.workspace_bytes, plan.workspace_bytes, strict=True)]
+    taken = simulate(plan.graph, plan.program, workspace_bytes=workspace).peak_bytes
+    return taken + plan.beside_bytes - plan.budget_bytes
+
+
+def refused_for_tiles(plan: Plan, missing: int) -> InfeasibleError:
+    """The error where plans in tiles were found again and again that need more than they were planned for."""
+    budget, works = plan.budget_bytes, plan.budget_bytes + missing
+    return InfeasibleError(
+        f"no plan in tiles fits {format_bytes(budget)} ({budget} bytes): operators around tiles need more "
+        f"memory than was known when it was made; {format_bytes(works)} ({works} bytes) would do",
+        budget=budget,
+        smallest_budget=works,
+        floor=0,
+        holds_for="nothing",
+    )
 
 
 def has_loop(program: Program) -> bool:
