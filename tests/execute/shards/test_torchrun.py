@@ -48,8 +48,8 @@ torch.distributed.destroy_process_group()
 def test_the_example(tmp_path):
     done = torchrun(tmp_path, str(ROOT / "examples" / "shards" / "large_image.py"))
     assert done.returncode == 0, done.stderr
-    found = re.findall(
-        r"rank [01]: planned .* losses within (\S+) and parameters within (\S+) of", done.stdout
+    found = re.findall(  # lines of processes may run together
+        r"rank [01]: planned .*? losses within (\S+) and parameters within (\S+) of", done.stdout
     )
     assert len(found) == 2
     assert max(float(one) for pair in found for one in pair) < 1e-5
