@@ -11,7 +11,7 @@ __all__ = ["collector_paused"]
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collections inside: what a reader makes has no cycles, and looking for them costs more each time."""
+    """No collections inside: many objects are made that stay, and looking at them costs more each time."""
     if not gc.isenabled():
         yield
         return

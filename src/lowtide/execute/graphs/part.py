@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lowtide.collector import collector_paused
 from lowtide.device_internals import (
     allocate_to_pool,
     blocks_of_memory,
@@ -313,7 +314,10 @@ def _capturing(device: torch.device, index: int, graph_pool: Any, *, libraries: 
     gc.collect()
     cuda.empty_cache()  # the pages need it
     stream = _stream(device)
-    with _uncollected(), cuda.stream(stream):
+    with (
+        collector_paused(),
+        cuda.stream(stream),
+    ):  # graphs and pages among what it frees would end the capture
         allocate_to_pool(index, graph_pool)
         try:
             for dtype in (torch.float32, torch.bfloat16, torch.float16) if libraries else ():
@@ -324,15 +328,3 @@ def _capturing(device: torch.device, index: int, graph_pool: Any, *, libraries: 
         finally:
             stop_allocating_to_pool(index, graph_pool)
         yield
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's garbage stays: graphs and pages among it would end the capture as they go."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

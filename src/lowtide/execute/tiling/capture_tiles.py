@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
+from lowtide.collector import collector_paused
 from lowtide.cost.watch import Marker
 from lowtide.errors import CaptureError
 from lowtide.execute.kernels.compile_groups import compile_groups, stand_in
@@ -120,7 +119,7 @@ class Cutter:
         begins, ends = tiling.begins, tiling.ends
         how: dict[str, Any] = {"channels_last": channels_last, "inner": inner, "around": self.around}
         began, amount = time.monotonic(), self._amount(tiling, boxes)
-        with _without_collecting():
+        with collector_paused():
             whole = looped(self.joint, boxes, begins, ends, **how)
         self.capturing += time.monotonic() - began
         self.captured += amount
@@ -234,18 +233,6 @@ class Cutter:
             self.issue = issue_seconds(region, number, program, values())
         self.measuring += time.monotonic() - began
         return TileStep(body.graph, costs, able_in_place(body), issue=self.issue)
-
-
-@contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Many objects are made, and all of them are kept: nothing is to be found by looking through them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _middle(boxes: Sequence[Rect]) -> Rect:
