@@ -4,11 +4,12 @@
 
 Each process has a share of the step on the same device, planned by 100% of what it takes plainly, with eager kernels. They talk by
 gloo, which takes tensors of CUDA through pinned memory of the host; NCCL is asked first, and usually refuses several processes on one
-device; where it says nothing, it is left after 25 s. "peak" is the most that PyTorch's allocator counts for a process in its second step: of the process that comes nearest to
-its plan, with what that process has allocated beside the step ("beside": workspaces of libraries). "gradients within" is the
-largest difference of a gradient from the step on one device, as a share of its norm. TF32 is off. CUT is what
-`lowtide shard --cut` takes. A row is ended after 60 s, or 3 s after one of its processes has failed, and says what they were doing. Rows
-that are not begun within the limit are named. `--device cpu` tries it out.
+device; where it says nothing, it is left after 25 s. "peak" is the most that PyTorch's allocator counts for a process in its
+second step: of the process that comes nearest to its plan, with what that process has allocated beside the step ("beside":
+workspaces of libraries). "gradients within" is the largest difference of a gradient from the step on one device, as a share of
+its norm. TF32 is off, and PyTorch's allocator has expandable segments. CUT is what `lowtide shard --cut` takes. A row is ended
+after 60 s, or 3 s after one of its processes has failed, and says what they were doing. Rows that are not begun within the limit
+are named. `--device cpu` tries it out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ SMALL = {
 """On the CPU, unless others are named."""
 ROW_SECONDS, NCCL_SECONDS, LAST_WORDS_SECONDS = 60, 25, 3
 STAGE = "stage: "
+EXPANDABLE = "expandable_segments:True"
+"""As the `lowtide` command has it: the allocator counts whole blocks otherwise, up to 1 MiB more than was asked for."""
 HEAD = [
     "| target | processes | cut | numbers | peak of planned bytes | all inside | beside | one device | bytes sent | as planned | "
     "gradients within | ms a step | s |",
@@ -227,7 +230,7 @@ def row(task: dict[str, Any]) -> dict[str, Any]:
                 words = [sys.executable, "-W", "ignore", __file__, "--worker", str(told)]
                 call = [*words, str(Path(folder, "store")), str(rank), folder]
                 with log.open("wb") as out:
-                    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}
                     running.append(subprocess.Popen(call, stdout=out, stderr=out, env=environment))
             while any(one.poll() is None for one in running) and not any(one.poll() for one in running):
                 joined = all(Path(folder, f"{rank}.joined").exists() for rank in range(task["processes"]))

@@ -44,6 +44,7 @@ class _Graph:
 
     def replay(self):
         self.replays += 1
+        self.tape.tapes.runs = True
         for one in self.tape.others():
             one.base.fill_(0x7F)
         for old, new in zip(self.results, self.run(list(self.arguments)), strict=True):
@@ -101,6 +102,7 @@ class _Tape:
             one.rest = least
 
     def close(self):
+        assert self in self.tapes.listed or not self.tapes.runs  # on what is given back
         self.storages = [one for one in self.storages if one.held]
 
 
@@ -150,9 +152,14 @@ class _Tapes:
 
     def __init__(self):
         self.made, self.listed, self.storages, self.forgotten = [], [], [], 0
+        self.runs = False
+        """Whether something was replayed that may not have ended."""
 
     def possible(self):
         return True
+
+    def wait(self):
+        self.runs = False
 
     def beside(self, interpreter, device):
         return _Beside()
@@ -196,13 +203,13 @@ class _Tapes:
 def tapes(monkeypatch):
     found = []
 
-    def replayed(self, interpreter, how, lost_bytes):
+    def replayed(self, interpreter, how, room):
         if how == "off":
             return None
         if not self.common:
             found.append(_Tapes())
             self.common[torch.device("cpu")] = CommonMemory(found[-1])
-        replay = Replay(interpreter, self.common[torch.device("cpu")])
+        replay = Replay(interpreter, self.common[torch.device("cpu")], why_not=room.no_graphs)
         self.graphs.add(replay)
         return replay
 

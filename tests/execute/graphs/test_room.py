@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from lowtide.errors import InfeasibleError
@@ -10,6 +11,7 @@ from lowtide.execute.graphs import room as rooms
 from lowtide.execute.graphs.room import apart, with_arena
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.program.costs import Costs
+from lowtide.plan.program.instructions import Body, Drop, Loop, Program, Run, Tile
 from tests.planning import plan_for
 
 MIB = 1 << 20
@@ -68,7 +70,18 @@ def test_small_tensors_may_need_their_pool_when_the_arena_is_not_full():
 
 
 def room(pages):
-    return SimpleNamespace(lost_bytes=pages, graph_bytes=pages)
+    return SimpleNamespace(lost_bytes=pages, graph_bytes=pages, no_graphs="", device=torch.device("cpu"))
+
+
+def taking(plan, seconds):
+    """A plan that is predicted to take so many seconds, where the plain step takes 1."""
+    return replace(
+        plan, predicted=replace(plan.predicted, seconds=seconds), plain=replace(plan.plain, seconds=1)
+    )
+
+
+def infeasible():
+    return InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
 
 
 def test_more_is_left_where_an_arena_needs_it():
@@ -77,9 +90,10 @@ def test_more_is_left_where_an_arena_needs_it():
 
     def made():
         asked.append(there.graph_bytes)
-        return late(90 if len(asked) == 1 else 80)
+        return late(90 if len(asked) == 1 else 80), len(asked)
 
-    with_arena(made, there)
+    _, count = with_arena(made, there, float)
+    assert count == 2
     assert asked == [48 * MIB, 89 * MIB + 512 + rooms._WHILE_IT_RUNS]
     assert there.lost_bytes == there.graph_bytes == asked[-1]
 
@@ -89,9 +103,9 @@ def test_what_a_plan_does_not_use_is_there_for_its_arena():
 
     def made():
         asked.append(1)
-        return late(90, spare=100 * MIB)
+        return late(90, spare=100 * MIB), None
 
-    with_arena(made, there)
+    with_arena(made, there, float)
     assert asked == [1]
 
 
@@ -100,11 +114,12 @@ def test_a_budget_that_has_no_more_keeps_its_plan():
 
     def made():
         if not plans:
-            raise InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
-        return plans.pop()
+            raise infeasible()
+        return plans.pop(), "the first"
 
-    assert with_arena(made, there).graph.ops
+    assert with_arena(made, there, float)[1] == "the first"
     assert there.graph_bytes == there.lost_bytes == 48 * MIB
+    assert not there.no_graphs
 
 
 def test_without_graphs_one_plan_is_made():
@@ -112,9 +127,9 @@ def test_without_graphs_one_plan_is_made():
 
     def made():
         asked.append(1)
-        return late(90)
+        return taking(late(90), 5.0), None
 
-    with_arena(made, there)
+    with_arena(made, there, float)
     assert asked == [1]
 
 
@@ -124,9 +139,46 @@ def test_a_budget_without_room_for_graphs_has_a_plan_without_them():
     def made():
         asked.append(there.graph_bytes)
         if there.graph_bytes:
-            raise InfeasibleError("too small", budget=1, smallest_budget=2, floor=0, holds_for="nothing")
-        return late(90)
+            raise infeasible()
+        return late(90), None
 
-    assert with_arena(made, there).graph.ops
+    assert with_arena(made, there, float)[0].graph.ops
     assert asked == [48 * MIB, 0]
     assert there.graph_bytes == there.lost_bytes == 0
+    assert there.no_graphs == "no plan that was found leaves memory for them"
+
+
+@pytest.mark.parametrize(
+    ("beside", "alone", "launch", "chosen"),
+    [
+        (1.04, 1.0, 0.0, "beside"),  # as good as plain: nothing else is asked for
+        (2.0, 1.95, 0.0, "beside"),
+        (2.0, 1.6, 0.0, "alone"),
+        (2.0, 1.6, 1.95 / 92, "beside"),  # the host would take longer to launch it
+        (2.0, None, 0.0, "beside"),
+    ],
+)
+def test_graphs_are_left_out_where_a_plan_without_them_is_faster(beside, alone, launch, chosen):
+    there = room(48 * MIB)
+
+    def made():
+        if there.graph_bytes:
+            return taking(late(90, spare=100 * MIB), beside), "beside"
+        if alone is None:
+            raise infeasible()
+        return taking(late(90), alone), "alone"
+
+    plan, found = with_arena(made, there, lambda kind: launch)
+    assert found == chosen
+    assert plan.predicted.seconds == (beside if chosen == "beside" else alone)
+    assert there.graph_bytes == there.lost_bytes == (48 * MIB if chosen == "beside" else 0)
+    told = "a plan that leaves memory for them would take 1.25 times as long"
+    assert there.no_graphs == ("" if chosen == "beside" else told)
+
+
+def test_operators_in_tiles_are_launched_once_for_each_tile():
+    inner = Body(Graph((), ()), Program((Run(0), Drop(()), Run(1)), (Run(2),)))
+    whole = (Tile(0, ()), Tile(0, ()), Tile(1, ()))
+    other = Body(Graph((), ()), Program((Run(0),)))
+    program = Program((Run(0), Loop(1, tiles=whole)), (Run(2),), bodies=(inner, other))
+    assert rooms._launches(program) == 2 + 2 * 3 + 1

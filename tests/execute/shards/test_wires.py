@@ -91,6 +91,7 @@ def trained_on_cuda(rank, port):
     loss_of(model, batch, scale=2.0).backward()
     expected = {name: p.grad.clone().cpu() for name, p in model.named_parameters()}
     model.zero_grad()
+    meshes._speeds = lambda wires, meeting: (WireSpeed(1e15, 0.0),)  # else so small a step is not split
     step = lowtide.fit(loss_of, model, batch, scale=2.0, budget="100%", mesh=2, **OPTIONS)
     assert step.communications
     for _ in range(2):

@@ -25,6 +25,7 @@ from lowtide.execute.compile.traced import Traced, traced_alone
 from lowtide.execute.graphs.common_memory import CommonMemory
 from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.kernels.ways import Ways
+from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.other_shapes import ShapePlans
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.torch_internals import TracingContext, tracing
@@ -90,15 +91,15 @@ class Shapes:
     common: dict[torch.device, CommonMemory] = dataclasses.field(default_factory=dict)
     """In which memory, on each device."""
 
-    def replayed(self, interpreter: Interpreter, how: str, lost_bytes: int) -> Replay | None:
-        """What replays a step, where that is asked for; so much is left for their arena to lose."""
+    def replayed(self, interpreter: Interpreter, how: str, room: Room) -> Replay | None:
+        """What replays a step, where that is asked for; ``room`` says what is left for its arena to lose."""
         devices = {value.device for value in interpreter.joint.values if value.device.type == "cuda"}
         if how == "off" or not devices:
             return None
         device = min(devices, key=str)
         if device not in self.common:
             self.common[device] = CommonMemory()
-        found = Replay(interpreter, self.common[device], lost_bytes)
+        found = Replay(interpreter, self.common[device], room.lost_bytes, room.no_graphs)
         self.graphs.add(found)
         return found
 

@@ -26,7 +26,7 @@ from lowtide.execute.memory.reserved import tried_within
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.plan_step import StepPlanner, warn_interrupted
 from lowtide.execute.planning.splitting import NotFaster, Splitting, in_less_time, marked
-from lowtide.execute.planning.step_costs import device_of
+from lowtide.execute.planning.step_costs import device_of, launch_seconds
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.execute.runtime.parameter_offload import bring_back, pinned_leaves
 from lowtide.execute.runtime.witness import Witness
@@ -179,9 +179,9 @@ class Planned(FirstCall):
         measured = None if self._request.tiles and not self._fits else run
         split = self._split
 
-        def best() -> Plan:
+        def best() -> tuple[Plan, tuple[Kept, Plan] | None]:
             found = self._best(joint, measured, room, arguments, state, pinned)
-            return msgspec.structs.replace(found, program=marked(found.program, split))
+            return msgspec.structs.replace(found, program=marked(found.program, split)), self._to_keep
 
         def planned(again: Joint) -> Program:
             if again.graph != joint.graph:  # a plan in tiles has a graph of its own
@@ -190,13 +190,13 @@ class Planned(FirstCall):
 
         def promise(interpreter: Interpreter) -> None:
             interpreter.plan, shapes = plan, self.family.shapes
-            interpreter.graphs = shapes.replayed(interpreter, self._request.graphs, room.lost_bytes)
+            interpreter.graphs = shapes.replayed(interpreter, self._request.graphs, room)
             made.append(interpreter)
 
         try:
             if self._fits and not self._measured_at_once(device):
                 run()
-            plan = with_arena(best, room)
+            plan, self._to_keep = with_arena(best, room, launch_seconds)
             self._splitting.compare(plan)
             if self._fits and not run.ran:
                 run()
@@ -206,7 +206,7 @@ class Planned(FirstCall):
             return self._faster(plan, arguments, witness)
         for attempt in range(_PLANS):
             if attempt:
-                plan = with_arena(best, room)
+                plan, self._to_keep = with_arena(best, room, launch_seconds)
             ready = measuring
             if plan.program == made[0].program:
                 promise(made[0])

@@ -52,6 +52,8 @@ class CommonMemory:
 
     def remove(self, steps: Sequence[CapturedStep]) -> None:
         """Give up these; the memory is given back with the last one."""
+        if steps:
+            self.tapes.wait()
         for step in steps:
             step.forward = step.backward = None
             step.tape.close()

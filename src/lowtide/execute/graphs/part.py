@@ -254,6 +254,11 @@ class Tapes:
         """Measures parts."""
         return Stopwatch()
 
+    def wait(self) -> None:
+        """Let everything end that runs on the device: what it uses is given up."""
+        if self._pages is not None and not lost_in_fork():
+            torch.cuda.synchronize(self._pages.index)
+
     def possible(self) -> bool:
         """Whether something can be captured now."""
         cuda: Any = torch.cuda

@@ -39,10 +39,12 @@ _SMALL = 1 << 20
 class Replay:
     """Forward and backward of one Program, by graphs where that is possible."""
 
-    def __init__(self, interpreter: Interpreter, common: CommonMemory, lost_bytes: int = 0) -> None:
-        """``lost_bytes`` is what the plan leaves for the arena to lose."""
+    def __init__(
+        self, interpreter: Interpreter, common: CommonMemory, lost_bytes: int = 0, why_not: str = ""
+    ) -> None:
+        """``lost_bytes`` is what the plan leaves for the arena to lose; or it says ``why_not``."""
         self._interpreter, self._common, self._made = interpreter, common, common.tapes
-        self.reason = reasons.known_before(interpreter)
+        self.reason = reasons.known_before(interpreter) or why_not or None
         """Why the step runs as always, in words; None where it is replayed."""
         self._calls = 0
         self._tapes: list[CapturedStep] = []
@@ -66,6 +68,8 @@ class Replay:
         """Why the step is to run as always, once the backward that is still to come has run."""
         self._replays, self._in_vain = 0, 0
         """Replays since graphs were captured, and how often in a row these were too few."""
+        self._gave_way = False
+        """Whether graphs were given up that will be captured again."""
         common.join(self)
 
     def __del__(self) -> None:
@@ -86,6 +90,8 @@ class Replay:
         """What is replayed, or why nothing is, for people."""
         if self.reason is not None:
             return f"graphs     none: {self.reason}"
+        if not self.replays and self._gave_way:
+            return "graphs     captured at the next step again: evaluation or another shape took their memory"
         if not self.replays:
             return "graphs     captured at the fourth step"
         size, rest = format_bytes(self.arena_bytes), format_bytes(self._made.unplanned_bytes)
@@ -164,7 +170,7 @@ class Replay:
         if not self._tapes or (pending is not None and self._is_own(pending) and not pending.gone()):
             return
         self._in_vain = self._in_vain + 1 if self._replays < _WORTHWHILE else 0
-        self._replays = 0
+        self._replays, self._gave_way = 0, True
         self.release(_MADE_WAY if self._in_vain == _PATIENCE else None)
 
     def _as_always(self, part: int, run: Callable[[list[Any]], list[Any]], arguments: list[Any]) -> list[Any]:

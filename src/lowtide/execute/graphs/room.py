@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from lowtide.execute.graphs.arena.pages import SMALL
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.reserved import refuse_elsewhere
 from lowtide.graph import RESIDENT_ROLES, Role
-from lowtide.plan.program.instructions import Body
+from lowtide.plan.program.instructions import Body, Loop, Program, Run
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Plan
@@ -27,6 +28,10 @@ _WHILE_IT_RUNS = 24 << 20
 """While an operator runs, a segment of PyTorch's (20 MiB) may not be full, nor one of small tensors."""
 _PLANS = 3
 """A step is planned so many times at most, each time with more left for the arena."""
+_SLOWER = 1.05
+"""So many times what a plan without graphs takes is too much."""
+
+Rest = TypeVar("Rest")
 
 
 def reserve(room: Room, request: PlanRequest, arguments: Sequence[Any], leaves: Sequence[Leaf]) -> None:
@@ -41,16 +46,48 @@ def reserve(room: Room, request: PlanRequest, arguments: Sequence[Any], leaves: 
     room.graph_bytes = sum(one.nbytes for one in batch) + room.lost_bytes
 
 
-def with_arena(made: Callable[[], Plan], room: Room) -> Plan:
-    """A plan beside which what its arena loses fits; where there is none, one without graphs."""
+def with_arena(
+    made: Callable[[], tuple[Plan, Rest]], room: Room, launch_seconds: Callable[[str], float]
+) -> tuple[Plan, Rest]:
+    """A plan beside which what its arena loses fits; one without graphs where there is none, or it is slower.
+
+    It comes with what ``made`` gives beside it. Launching an operator takes the host of a kind of device
+    ``launch_seconds`` at least.
+    """
     try:
-        plan = made()
+        found = _beside_arena(made, room)
     except InfeasibleError:
         if not room.graph_bytes:
             raise
-        room.graph_bytes = room.lost_bytes = 0
-        plan = made()
+        _leave_nothing(room, "no plan that was found leaves memory for them")
+        return made()
+    seconds = found[0].predicted.seconds
+    if not room.graph_bytes or seconds <= _SLOWER * found[0].plain.seconds:
+        return found
+    left = room.graph_bytes, room.lost_bytes
+    _leave_nothing(room, "")
+    with suppress(InfeasibleError):
+        other = made()
+        launching = launch_seconds(room.device.type) * _launches(other[0].program)
+        without = max(other[0].predicted.seconds, launching)
+        if seconds > _SLOWER * without:
+            times = seconds / without
+            room.no_graphs = f"a plan that leaves memory for them would take {times:.2f} times as long"
+            return other
+    room.graph_bytes, room.lost_bytes = left
+    return found
+
+
+def _leave_nothing(room: Room, why: str) -> None:
+    room.graph_bytes = room.lost_bytes = 0
+    room.no_graphs = why
+
+
+def _beside_arena(made: Callable[[], tuple[Plan, Rest]], room: Room) -> tuple[Plan, Rest]:
+    """A plan beside which what its arena loses fits, or nearly, where there is no more."""
+    found = made()
     for _ in range(_PLANS if room.lost_bytes else 0):
+        plan = found[0]
         spare = room.lost_bytes + plan.budget_bytes - plan.predicted.peak_bytes
         missing = apart(plan) + _WHILE_IT_RUNS - spare
         if missing <= 0:
@@ -58,11 +95,19 @@ def with_arena(made: Callable[[], Plan], room: Room) -> Plan:
         before = room.graph_bytes, room.lost_bytes
         room.graph_bytes, room.lost_bytes = room.graph_bytes + missing, room.lost_bytes + missing
         try:
-            plan = made()
+            found = made()
         except InfeasibleError:
             room.graph_bytes, room.lost_bytes = before
             break
-    return plan
+    return found
+
+
+def _launches(program: Program) -> int:
+    """How many operators the host launches, those of tiles included."""
+    bodies = [_launches(body.program) for body in program.bodies]
+    lines = [line for line in program.instructions if isinstance(line, Run)]
+    loops = [line for line in lines if isinstance(line, Loop)]
+    return len(lines) - len(loops) + sum(bodies[tile.body] for loop in loops for tile in loop.tiles)
 
 
 def apart(plan: Plan) -> int:

@@ -35,6 +35,8 @@ class Room:
         """What is left alone on a CUDA device for graphs of the step."""
         self.lost_bytes = 0
         """The part of it that is for what their arena loses."""
+        self.no_graphs = ""
+        """Why nothing is, if nothing is on purpose."""
         self.counts_reserved = False
         """Whether what PyTorch's allocator has reserved counts outside of the step, not what is allocated."""
         self.between_bytes = 0

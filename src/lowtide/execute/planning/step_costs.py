@@ -23,7 +23,7 @@ from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.trace.distributed.wires import wire_ends
 
-__all__ = ["MEASURING", "costs_of", "described", "device_of", "known_costs", "link_of"]
+__all__ = ["MEASURING", "costs_of", "described", "device_of", "known_costs", "launch_seconds", "link_of"]
 
 MEASURING = 60.0
 """Seconds in which operators are measured several times; the others are timed once."""
@@ -104,6 +104,11 @@ def described(kind: str) -> Device:
         with contextlib.suppress(FileError):
             store_device(folder, device)
     return device
+
+
+def launch_seconds(kind: str) -> float:
+    """What launching an operator takes the host, at least."""
+    return described(kind).launch_seconds
 
 
 def link_of(kind: str) -> Link:
