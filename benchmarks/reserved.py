@@ -1,14 +1,16 @@
 """Bytes that a planned step reserves on a CUDA device, with and without CUDA graphs, and what that costs in time.
 
-    python benchmarks/reserved.py [--budgets 100%,50%,25%] [--kernels eager] [--time-limit 5] [--out FILE] [STEP ...]
+    python benchmarks/reserved.py [--budgets 100%,50%,25%] [--kernels eager] [--time-limit 5] [--allocators default,expandable]
+        [--out FILE] [STEP ...]
 
 STEP is unet, resnet50, gpt2, gpt2-bf16 or llama (benchmarks/architectures/as_users_write.py; llama needs `transformers`);
 unet, resnet50, gpt2 and llama by default. Each step runs in two processes, by PyTorch's default allocator and with expandable
 segments. "allocated" is the peak of the step planned to the budget without graphs, as PyTorch's allocator counts it; "reserved"
 what the allocator has taken from the device at most, together with the memory of the graphs, of both steps. "own" is what the
 step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Ten
-steps between two synchronisations, after those that do not count. "bits" says whether loss and gradients of a replayed step are those of its first call, which
-is not replayed; cuDNN is asked for algorithms that give the same bits in every run.
+steps between two synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps
+are those of the same step without graphs, which runs five times: some kernels give other bits in every run. cuDNN is asked for
+algorithms that do not.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import torch
 
 import lowtide
 from architectures.as_users_write import CASES
+from lowtide.execute.graphs.replay import Replay
 from lowtide.files import write_atomically
 from plain import machine
 
@@ -56,7 +59,17 @@ def results(step: Callable[..., Any], model: Any, batch: Any) -> list[torch.Tens
     return found
 
 
-def measured(step: Any, model: Any, batch: Any) -> dict[str, Any]:
+def bits(always: list[list[torch.Tensor]], replayed: list[list[torch.Tensor]]) -> str:
+    """Whether replays give what the step gives without them."""
+    count = len(always[0])
+    changing = {k for k in range(count) if not all(torch.equal(one[k], always[0][k]) for one in always)}
+    other = {k for k in range(count) if not all(torch.equal(one[k], always[0][k]) for one in replayed)}
+    if other - changing:
+        return f"OTHER in {len(other - changing)} of {count}"
+    return f"same, but {len(changing)} of {count} change in every run" if changing else "same"
+
+
+def measured(step: Any, model: Any, batch: Any, *, compares: bool) -> dict[str, Any]:
     """What steps take once everything is set up."""
 
     def several(count: int) -> None:
@@ -65,8 +78,8 @@ def measured(step: Any, model: Any, batch: Any) -> dict[str, Any]:
             step(model, *batch).backward()
 
     cleared()
-    first, second = (results(step, model, batch) for _ in range(2))  # neither is replayed
-    always = torch.cuda.max_memory_allocated()
+    always = [results(step, model, batch) for _ in range(2)]  # neither is replayed
+    allocated = torch.cuda.max_memory_allocated()
     several(WARM)
     cleared()
     several(2)
@@ -76,11 +89,20 @@ def measured(step: Any, model: Any, batch: Any) -> dict[str, Any]:
     several(COUNTED)
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - began) / COUNTED
-    if not all(map(torch.equal, first, second)):
-        bits = "change in every run"
-    else:
-        bits = "same" if all(map(torch.equal, first, results(step, model, batch))) else "OTHER"
-    return {"allocated": always, "reserved": reserved, "ms": 1e3 * seconds, "bits": bits}
+    found = {"allocated": allocated, "reserved": reserved, "ms": 1e3 * seconds}
+    if compares:
+        told = next((x[11:] for x in step.explain().splitlines() if x.startswith("graphs")), "")
+        replayed = [results(step, model, batch) for _ in range(2)]
+        for one in gc.get_objects():
+            if isinstance(one, Replay):
+                one.release("their bits are compared")
+        always += [results(step, model, batch) for _ in range(3)]
+        found |= {"bits": bits(always, replayed), "graphs": told}
+    decisions = step.plan.decisions
+    found["plan"] = (
+        f"{decisions.recomputed} recomputed, {decisions.offloaded} offloaded, {decisions.tiles} tiles"
+    )
+    return found
 
 
 def rows(name: str, chosen: Any) -> Any:
@@ -90,7 +112,6 @@ def rows(name: str, chosen: Any) -> Any:
     model, batch, loss_of = CASES[name]("cuda", False)
     for budget in chosen.budgets.split(","):
         found: dict[str, dict[str, Any]] = {}
-        told = ""
         for graphs in ("off", "auto"):
             torch._dynamo.reset()
             cleared()
@@ -102,24 +123,24 @@ def rows(name: str, chosen: Any) -> Any:
             except lowtide.LowtideError as error:
                 yield {"step": name, "budget": budget, "error": str(error).splitlines()[0]}
                 break
-            found[graphs] = measured(step, model, batch)
-            told = next((x for x in step.explain().splitlines() if x.startswith("graphs")), "")
+            found[graphs] = measured(step, model, batch, compares=graphs == "auto")
             del step
         else:
-            yield {"step": name, "budget": budget, **found, "graphs": told}
+            yield {"step": name, "budget": budget, **found}
 
 
 def row(allocator: str, one: dict[str, Any]) -> str:
     """A line of the table."""
     cells = [one["step"], one["budget"], allocator]
     if "error" in one:
-        return "| " + " | ".join([*cells, one["error"], *[""] * 8]) + " |"
+        return "| " + " | ".join([*cells, one["error"], *[""] * 9]) + " |"
     off, auto = one["off"], one["auto"]
     cells.append(f"{off['allocated'] / 2**20:,.0f}")
     for found in (off, auto):
         cells += [f"{found['reserved'] / 2**20:,.0f}", f"{found['reserved'] / off['allocated']:.3f}"]
     cells.append(f"{auto['reserved'] / auto['allocated']:.3f}")
-    cells += [f"{auto['ms'] / off['ms']:.3f}", auto["bits"], one["graphs"]]
+    cells += [f"{auto['ms'] / off['ms']:.3f}", auto["bits"], auto["graphs"]]
+    cells.append(f"{off['plan']}; {auto['plan']}")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -128,6 +149,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="100%,50%,25%")
     parser.add_argument("--kernels", default="eager")
     parser.add_argument("--time-limit", type=float, default=5.0)
+    parser.add_argument("--allocators", default=",".join(ALLOCATORS))
     parser.add_argument("--here", action="store_true", help="in this process, by the allocator that it has")
     parser.add_argument("--out", type=Path)
     parser.add_argument("steps", nargs="*", metavar="STEP")
@@ -140,8 +162,8 @@ def main() -> None:
         return
     lines = [
         "| step | budget | allocator | allocated MiB | reserved | ratio | with graphs: reserved | ratio | own "
-        "| time of that without | bits | |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+        "| time of that without | bits | graphs | plan without; with |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |",
     ]
     print("\n".join(lines), flush=True)
     told = ", ".join(f"{key} {value}" for key, value in machine("cuda").items())
@@ -156,20 +178,32 @@ def main() -> None:
         str(chosen.time_limit),
     ]
     for name in steps:
-        for allocator, setting in ALLOCATORS.items():
+        for allocator in chosen.allocators.split(","):
             call = [sys.executable, "-W", "ignore", __file__, "--here", *options, name]
             environment = {
                 **os.environ,
-                "PYTORCH_CUDA_ALLOC_CONF": setting,
+                "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator],
                 "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             }
-            done = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-            found = [json.loads(x[4:]) for x in done.stdout.splitlines() if x.startswith("row ")]
-            for one in found or [{"step": name, "budget": "", "error": f"ended with {done.returncode}"}]:
-                lines.append(row(allocator, one))
-                print(lines[-1], flush=True)
-        if chosen.out is not None:
-            write_atomically(chosen.out, (text + "\n".join(lines) + "\n").encode())
+            count = 0
+            with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=environment) as child:
+                assert child.stdout is not None
+                for one in child.stdout:
+                    if one.startswith("row "):
+                        count += 1
+                        lines.append(row(allocator, json.loads(one[4:])))
+                        keep(chosen.out, text, lines)
+            if not count:
+                failed = {"step": name, "budget": "", "error": f"ended with {child.returncode}"}
+                lines.append(row(allocator, failed))
+                keep(chosen.out, text, lines)
+
+
+def keep(out: Path | None, text: str, lines: list[str]) -> None:
+    """Print the latest line, and write what is known so far."""
+    print(lines[-1], flush=True)
+    if out is not None:
+        write_atomically(out, (text + "\n".join(lines) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -80,8 +80,6 @@ class PlanRequest:
 
     With fused kernels, or where bits may differ, tiles also where they are faster.
     """
-    last: tuple[str, ...] = ()
-    """Methods that are tried where nothing fits by the others."""
     kernels: str = "eager"
     """Whether operators run as eager PyTorch's kernels, or fused in groups."""
     exact: bool = True
@@ -117,15 +115,7 @@ class PlanRequest:
         if not self.auto:
             return self
         chosen = dict.fromkeys([*self.methods, *usual_methods(device), "tile"])
-        last: tuple[str, ...] = ()
-        if self.graphs != "off" and not self.offload:  # what copies inside of graphs cost is not measured
-            last = ("offload",) if chosen.pop("offload", True) is None else ()
-        return replace(self, methods=tuple(chosen), last=last)
-
-    @property
-    def as_last(self) -> PlanRequest | None:
-        """The same with all methods, where there are some that are only tried last."""
-        return replace(self, methods=(*self.methods, *self.last), last=()) if self.last else None
+        return replace(self, methods=tuple(chosen))
 
     def without(self, method: str) -> PlanRequest:
         """The same by the other methods."""

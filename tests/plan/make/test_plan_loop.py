@@ -276,3 +276,18 @@ def test_no_tiles_are_tried_where_gradients_alone_are_too_much(monkeypatch):
         tiling.in_tiles(joint, (), Room(()), request, Side(2 * least, 1.0))
     assert error.value.proven
     assert error.value.smallest_budget == error.value.floor == least
+
+
+@pytest.mark.parametrize(("graph_bytes", "only", "offloads"), [
+    (0, "auto", True), (1, "auto", False), (1, "recompute,offload,tile", True),
+])  # fmt: skip
+def test_tiles_of_graphs_do_not_offload_unless_that_is_asked_for(graph_bytes, only, offloads, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tiling, "Cutter", lambda joint, arguments, room, request: asked.append(request))
+    joint, room = rows_of_64(), Room(())
+    room.graph_bytes = graph_bytes
+    request = PlanRequest.of(1 << 40, only=only, graphs="auto").on("cuda")
+    monkeypatch.setattr(tiling, "Search", None)
+    with pytest.raises(TypeError):
+        tiling.in_tiles(joint, (), room, request, Side(1 << 41, 1.0))
+    assert [("offload" in one.methods, "tile" in one.methods) for one in asked] == [(offloads, True)]

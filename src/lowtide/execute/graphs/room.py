@@ -26,6 +26,8 @@ _AT_FIRST = 32 << 20
 """Bytes that are left for an arena to lose before there is a plan."""
 _WHILE_IT_RUNS = 24 << 20
 """While an operator runs, a segment of PyTorch's (20 MiB) may not be full, nor one of small tensors."""
+_BETWEEN = 200
+"""One part in so many may be lost between the places of an arena."""
 _PLANS = 3
 """A step is planned so many times at most, each time with more left for the arena."""
 _SLOWER = 1.05
@@ -89,7 +91,7 @@ def _beside_arena(made: Callable[[], tuple[Plan, Rest]], room: Room) -> tuple[Pl
     for _ in range(_PLANS if room.lost_bytes else 0):
         plan = found[0]
         spare = room.lost_bytes + plan.budget_bytes - plan.predicted.peak_bytes
-        missing = apart(plan) + _WHILE_IT_RUNS - spare
+        missing = apart(plan) + _WHILE_IT_RUNS + plan.predicted.peak_bytes // _BETWEEN - spare
         if missing <= 0:
             break
         before = room.graph_bytes, room.lost_bytes

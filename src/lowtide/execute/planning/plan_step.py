@@ -162,7 +162,7 @@ class StepPlanner:
             if plan is not None and not plan.interrupted:
                 kept.store(plan)
         if plan is None or (optional and not fits_host(graph, plan.program)):
-            plan = _or_by_all(tried, request, graph)
+            plan = tried(request)
             if optional and not fits_host(graph, plan.program):
                 plan = tried(request.without("offload"))
             if plan.interrupted:
@@ -247,19 +247,6 @@ class StepPlanner:
 
     def _kept(self, request: PlanRequest, room: DeviceRoom) -> Kept:
         return Kept(self._graph, self._able, request, self._device, room)
-
-
-def _or_by_all(tried: Callable[[PlanRequest], Plan], request: PlanRequest, graph: Graph) -> Plan:
-    """What is found by the usual methods; where nothing is, by those too that are tried last."""
-    try:
-        return tried(request)
-    except InfeasibleError:
-        if request.as_last is None:
-            raise
-        plan = tried(request.as_last)
-        if not fits_host(graph, plan.program):
-            raise
-        return plan
 
 
 def measurable(
