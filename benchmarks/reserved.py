@@ -38,6 +38,8 @@ from plain import machine
 STEPS = ("unet", "resnet50", "gpt2", "llama")
 ALLOCATORS = {"default": "", "expandable": "expandable_segments:True"}
 WARM, COUNTED = 5, 10
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+CHUNK = 1 << 24
 
 
 def cleared() -> None:
@@ -48,22 +50,33 @@ def cleared() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def results(step: Callable[..., Any], model: Any, batch: Any) -> list[torch.Tensor]:
-    """The loss and all gradients of one step, on the host."""
+def digest(x: torch.Tensor) -> list[int]:
+    """Two sums over the bits of a tensor, one of them by their places: others, where a bit is another one."""
+    found = [0, 0]
+    for begin, part in enumerate(x.detach().reshape(-1).view(BITS[x.element_size()]).split(CHUNK)):
+        wide = part.to(torch.int64)
+        place = torch.arange(1, 1 + wide.numel(), device=wide.device).mul_(2).add_(1 + begin * CHUNK)
+        found = [found[0] + int(wide.sum()), found[1] + int(wide.mul_(place).sum())]
+    return found
+
+
+def results(step: Callable[..., Any], model: Any, batch: Any) -> list[list[int]]:
+    """The bits of the loss and of all gradients of one step."""
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
     loss = step(model, *batch)
     loss.backward()
-    found = [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+    found = [digest(one) for one in (loss, *(p.grad for p in model.parameters()))]
+    del loss
     model.zero_grad(set_to_none=True)
     return found
 
 
-def bits(always: list[list[torch.Tensor]], replayed: list[list[torch.Tensor]]) -> str:
+def bits(always: list[list[list[int]]], replayed: list[list[list[int]]]) -> str:
     """Whether replays give what the step gives without them."""
     count = len(always[0])
-    changing = {k for k in range(count) if not all(torch.equal(one[k], always[0][k]) for one in always)}
-    other = {k for k in range(count) if not all(torch.equal(one[k], always[0][k]) for one in replayed)}
+    changing = {k for k in range(count) if any(one[k] != always[0][k] for one in always)}
+    other = {k for k in range(count) if any(one[k] != always[0][k] for one in replayed)}
     if other - changing:
         return f"OTHER in {len(other - changing)} of {count}"
     return f"same, but {len(changing)} of {count} change in every run" if changing else "same"
@@ -78,8 +91,9 @@ def measured(step: Any, model: Any, batch: Any, *, compares: bool) -> dict[str, 
             step(model, *batch).backward()
 
     cleared()
-    always = [results(step, model, batch) for _ in range(2)]  # neither is replayed
+    several(1)
     allocated = torch.cuda.max_memory_allocated()
+    always = [results(step, model, batch)]  # neither of both is replayed
     several(WARM)
     cleared()
     several(2)
@@ -96,7 +110,7 @@ def measured(step: Any, model: Any, batch: Any, *, compares: bool) -> dict[str, 
         for one in gc.get_objects():
             if isinstance(one, Replay):
                 one.release("their bits are compared")
-        always += [results(step, model, batch) for _ in range(3)]
+        always += [results(step, model, batch) for _ in range(4)]
         found |= {"bits": bits(always, replayed), "graphs": told}
     decisions = step.plan.decisions
     found["plan"] = (

@@ -15,9 +15,10 @@ from torch import nn
 import lowtide
 from lowtide.device_internals import uses_of_storage
 from lowtide.execute.compile.family import Shapes
+from lowtide.execute.graphs import part
 from lowtide.execute.graphs.captured_step import CapturedStep
 from lowtide.execute.graphs.common_memory import CommonMemory
-from lowtide.execute.graphs.part import SharedStorage, Value
+from lowtide.execute.graphs.part import SharedStorage, Tapes, Value
 from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.runtime.copies import Form
 from lowtide.plan.program.instructions import Run
@@ -154,12 +155,16 @@ class _Tapes:
         self.made, self.listed, self.storages, self.forgotten = [], [], [], 0
         self.runs = False
         """Whether something was replayed that may not have ended."""
+        self.calls = []
 
     def possible(self):
         return True
 
     def wait(self):
         self.runs = False
+
+    def alone(self):
+        self.calls.append("alone")
 
     def beside(self, interpreter, device):
         return _Beside()
@@ -326,7 +331,8 @@ def test_shapes_share_their_memory_and_the_copies_of_batches(tapes):
     assert common.copied_bytes(()) == large[0].nbytes + large[1].nbytes
 
 
-def test_graphs_are_given_up_where_evaluation_needs_their_memory(tapes):
+@pytest.mark.parametrize("counted", ["size", "unplanned_bytes"])
+def test_graphs_are_given_up_where_evaluation_needs_their_memory(tapes, counted, monkeypatch):
     model, step, large, small = taught()
     (memory,) = tapes
 
@@ -334,21 +340,45 @@ def test_graphs_are_given_up_where_evaluation_needs_their_memory(tapes):
         with torch.no_grad():
             step(model, *large)
 
+    def both():
+        for x, y in (large, small):
+            model.zero_grad()
+            step(model, x, y).backward()
+
     evaluated()  # is planned, so nothing may be there
     assert memory.forgotten == 1
-    for x, y in (large, small):
-        model.zero_grad()
-        step(model, x, y).backward()
-    made = len(memory.made)
+    assert "captured at the next step again" in step.explain()
+    both()
     evaluated()
     assert memory.forgotten == 1
-    memory.size = step.plan.budget_bytes  # there is no room for both
+    monkeypatch.setattr(_Tapes, counted, step.plan.budget_bytes)  # there is no room for both
+    other = large[0].clone(), large[1]  # what lies beside the pages is looked up for new captures
+    for batch in (other, other):
+        model.zero_grad()
+        step(model, *batch).backward()
+    made = len(memory.made)
     evaluated()
     assert memory.forgotten == 2
     model.zero_grad()
     step(model, *large).backward()
     assert len(memory.made) == made + 1  # it is captured again, and replayed
     assert min(memory.made[-1].graphs[0].replays, memory.made[-1].graphs[1].replays) == 1
+
+
+def test_libraries_keep_nothing_else_while_graphs_are_replayed(tapes):
+    _model, _step, *_ = taught()
+    (memory,) = tapes
+    assert memory.calls == ["alone"] * sum(tape.graphs[0].replays for tape in memory.made)
+
+
+@pytest.mark.parametrize("libraries", [False, True])
+def test_library_workspaces_are_freed_where_graphs_have_their_own(libraries, monkeypatch):
+    freed = []
+    monkeypatch.setattr(part, "free_library_workspaces", lambda: freed.append(1))
+    tapes = Tapes()
+    tapes._libraries = libraries
+    tapes.alone()
+    assert len(freed) == libraries
 
 
 def test_graphs_that_are_given_up_again_and_again_are_captured_no_more(tapes):

@@ -13,6 +13,7 @@ import lowtide
 from lowtide.commands.main import main
 from lowtide.errors import PlanError, RunError
 from lowtide.execute.memory import reserved
+from lowtide.execute.memory.device import Room
 from lowtide.plan.request import PlanRequest
 
 TOTAL = 1000
@@ -20,6 +21,13 @@ TOTAL = 1000
 
 class Step:
     """What is fitted."""
+
+
+class Pages:
+    """Memory that PyTorch's allocator does not count."""
+
+    def __init__(self, index, size):
+        self.index, self.size = index, size
 
 
 @pytest.fixture
@@ -92,10 +100,7 @@ def test_the_smallest_limit_holds_less_what_graphs_have(device):
         reserved.inside(lambda _: Step(), PlanRequest.of(f"{size} reserved"), GIVEN) for size in (500, 300)
     ]
 
-    class Pages:
-        index, size = 0, 120
-
-    pages = Pages()
+    pages = Pages(0, 120)
     reserved.count(pages)
     reserved.lift(0)
     reserved.settle(0)
@@ -112,6 +117,26 @@ def test_the_smallest_limit_holds_less_what_graphs_have(device):
     steps.clear()
     gc.collect()
     assert device.limits[-1] == (0, TOTAL)
+
+
+def test_graphs_of_other_steps_are_outside_of_a_step(device, monkeypatch):
+    """PyTorch's allocator does not count their memory, and neither is it free."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 50)
+    monkeypatch.setattr(Room, "_settled", lambda self: None)
+    room = Room(())
+    room.device = torch.device("cuda", 0)
+    before = room.outside_bytes(), room.free_bytes()
+    pages, elsewhere = Pages(0, 300), Pages(1, 300)
+    for one in (pages, elsewhere):
+        reserved.count(one)
+    assert (room.outside_bytes(), room.free_bytes()) == (before[0] + 300, before[1] + 300)
+    room.device = torch.device("cuda")
+    assert room.outside_bytes() == before[0] + 300
+    room.counts_reserved = True
+    assert room.outside_bytes() == before[0] + 50 + 300
+    del pages, one
+    gc.collect()
+    assert room.outside_bytes() == before[0] + 50
 
 
 def test_a_step_on_the_host_is_refused():

@@ -39,6 +39,8 @@ class CommonMemory:
         """What users hold of graphs that were given up."""
         self._shapes: weakref.WeakSet[_Shape] = weakref.WeakSet()
         self._captures = 0
+        self._beside: tuple[object, int] = (None, 0)
+        """What lies beside the pages, and for which graphs that was looked up."""
 
     def join(self, shape: _Shape) -> None:
         """One more shape."""
@@ -104,9 +106,16 @@ class CommonMemory:
 
     def make_way(self, peak_bytes: int | None = None, budget_bytes: int = 0) -> None:
         """A step is going to run as always: give up all graphs, unless both fit into the budget."""
-        if peak_bytes is None or self.tapes.size + peak_bytes > budget_bytes:
+        if peak_bytes is None or self._bytes() + peak_bytes > budget_bytes:
             for shape in list(self._shapes):
                 shape.make_way()
+
+    def _bytes(self) -> int:
+        """All memory of graphs: their pages, and small tensors and what libraries keep beside these."""
+        graphs = [(one.tape.order, one.backward is not None) for one in self._steps]
+        if self._beside[0] != graphs:
+            self._beside = graphs, self.tapes.unplanned_bytes if graphs else 0
+        return self.tapes.size + self._beside[1]
 
     def _storages(self) -> Iterator[SharedStorage]:
         self._left = [one for one in self._left if one.held]

@@ -189,7 +189,7 @@ class Tape:
         """Give the memory back, but for what somebody holds."""
         self.settle()
         self.storages = [one for one in self.storages if one.held]
-        self._memory.addresses.unmap({page for one in self.storages for page in one.span})
+        self._memory.addresses.leave({page for one in self.storages for page in one.span}, self._pages.index)
 
     def _nothing_left(self) -> None:
         """Refuse where somebody keeps memory that was taken while operators were captured."""
@@ -254,6 +254,11 @@ class Tapes:
         """Measures parts."""
         return Stopwatch()
 
+    def alone(self) -> None:
+        """Have libraries keep nothing for other streams: graphs have as much of their own."""
+        if self._libraries:
+            free_library_workspaces()
+
     def wait(self) -> None:
         """Let everything end that runs on the device: what it uses is given up."""
         if self._pages is not None and not lost_in_fork():
@@ -275,6 +280,7 @@ class Tapes:
     def new(self, device: torch.device, layout: ArenaLayout, held: Collection[int], most: int) -> Tape:
         """A tape, in memory without pages that are ``held``; so many bytes of it are there at ``most``."""
         pages = self._there(device)
+        self.alone()
         memory = Answering(pages, layout, held, most)
         return Tape(pages, self._graph_pool, memory, libraries=self._libraries)
 

@@ -107,6 +107,7 @@ class Replay:
             return self._as_always(0, self._interpreter.run_forward, arguments)
         values = list(arguments)
         arguments.clear()
+        self._made.alone()
         for k, copy in tape.static.items():
             copy.copy_(values[k])
         self._replay(0, tape.forward)

@@ -9,6 +9,7 @@ import torch
 
 from lowtide.distributed_internals import local_of
 from lowtide.execute.memory.host import available_bytes
+from lowtide.execute.memory.reserved import counted_bytes
 from lowtide.plan.program.memory import rounded
 
 __all__ = ["Room"]
@@ -43,7 +44,7 @@ class Room:
         """What others need between forward and backward of the step."""
 
     def outside_bytes(self) -> int:
-        """What is allocated and is no argument of the step: optimiser state, other models, libraries."""
+        """What is there and is no argument of the step: optimiser state, other models, libraries."""
         if self.device.type != "cuda":
             return 0
         self._settled()
@@ -52,6 +53,7 @@ class Room:
             there = torch.cuda.memory_reserved(self.device)
         else:
             there = torch.cuda.memory_allocated(self.device)
+        there += self._graphs_of_others()
         return max(0, there - self.argument_bytes) + _LATER + self.graph_bytes
 
     def allocated_bytes(self) -> int:
@@ -64,7 +66,13 @@ class Room:
             return int(available_bytes() * (1 - _MARGIN)) + self.argument_bytes
         free, _ = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int((free + held) * (1 - _MARGIN)) + torch.cuda.memory_allocated(self.device)
+        there = torch.cuda.memory_allocated(self.device) + self._graphs_of_others()
+        return int((free + held) * (1 - _MARGIN)) + there
+
+    def _graphs_of_others(self) -> int:
+        """Memory of CUDA graphs of other steps, which PyTorch's allocator does not count."""
+        index = self.device.index
+        return counted_bytes(torch.cuda.current_device() if index is None else index)
 
     def _settled(self) -> None:
         """Libraries take memory at their first call in a thread: let that be now, in autograd's too."""

@@ -24,6 +24,7 @@ from lowtide.units import format_bytes
 __all__ = [
     "FragmentedError",
     "count",
+    "counted_bytes",
     "inside",
     "lift",
     "refuse_elsewhere",
@@ -63,6 +64,11 @@ def count(memory: _Counted) -> None:
     _COUNTED.add(memory)
 
 
+def counted_bytes(index: int) -> int:
+    """Such memory on a device: that of CUDA graphs of steps."""
+    return sum(one.size for one in _COUNTED if one.index == index)
+
+
 def lift(index: int) -> None:
     """Have no limit until it is settled again: addresses without memory count for PyTorch's allocator."""
     if any(device == index for device, _ in _LIMITS.values()):
@@ -73,7 +79,7 @@ def settle(index: int) -> None:
     """Have the smallest of the limits that steps have on a device."""
     limits = [size for device, size in _LIMITS.values() if device == index]
     if limits:
-        _limited(index, min(limits) - sum(one.size for one in _COUNTED if one.index == index))
+        _limited(index, min(limits) - counted_bytes(index))
 
 
 def _limited(index: int, size: int | None) -> None:
@@ -165,8 +171,7 @@ def told(limit: int) -> list[str]:
     cuda: Any = torch.cuda
     index = cuda.current_device()
     free, total = torch.cuda.mem_get_info(index)
-    counted = sum(one.size for one in _COUNTED if one.index == index)
-    beside = max(0, total - free - torch.cuda.memory_reserved(index) - counted)
+    beside = max(0, total - free - torch.cuda.memory_reserved(index) - counted_bytes(index))
     return [
         f"reserved   at most {format_bytes(limit)}; the CUDA context and other programs take "
         f"{format_bytes(beside)} beside it"

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from lowtide.execute.graphs.arena.pages import PAGE
+from lowtide.execute.memory.reserved import count
 
 __all__ = ["Addresses", "DriverError", "call"]
 
@@ -42,6 +43,13 @@ def call(name: str, *arguments: Any) -> None:
         raise DriverError(f"{name} has failed with CUDA error {code}")
 
 
+class _Left:
+    """Pages of a device on which nothing but tensors of the user lies."""
+
+    def __init__(self, index: int, size: int) -> None:
+        self.index, self.size = index, size
+
+
 class Addresses:
     """A range of addresses, with pages behind some of them."""
 
@@ -54,6 +62,7 @@ class Addresses:
         self._process = os.getpid()
         self.mapped: set[int] = set()
         """Pages of addresses that have memory."""
+        self._left: _Left | None = None
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
@@ -68,6 +77,13 @@ class Addresses:
             at = ctypes.c_uint64(self.base + PAGE * run.start)
             call("cuMemUnmap", at, ctypes.c_size_t(PAGE * len(run)))
             self.mapped.difference_update(run)
+
+    def leave(self, keep: Collection[int], index: int) -> None:
+        """The same; what is kept of a device is counted as long as this is there."""
+        self.unmap(keep)
+        if keep:
+            self._left = _Left(index, PAGE * len(keep))
+            count(self._left)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # as where the process ends
