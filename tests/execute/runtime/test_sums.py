@@ -8,7 +8,7 @@ from lowtide.errors import RunError
 from lowtide.execute.backend import compile_with
 from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.runtime.frame import Frame
-from lowtide.execute.runtime.instructions import prepared
+from lowtide.execute.runtime.prepare import prepared
 from lowtide.graph import SUM
 from lowtide.plan.program.instructions import Drop, Program, Run
 from lowtide.plan.program.simple import offload_all, store_all

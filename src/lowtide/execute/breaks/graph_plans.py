@@ -11,7 +11,7 @@ from typing import Any
 from lowtide.errors import InfeasibleError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.runtime.handover import handed_over, old_values
-from lowtide.execute.runtime.instructions import random_again
+from lowtide.execute.runtime.prepare import random_again
 from lowtide.execute.runtime.tile_loop import zeros
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.graph import RESIDENT_ROLES, Graph, Role

@@ -3,6 +3,6 @@
 Takes a Joint and a Program; gives forward and backward, with the values, gradients, buffers and random
 states of eager PyTorch.
 
-From outside: ``copies``, ``fits``, ``handover``, ``in_place``, ``instructions``, ``interpreter``,
-``parameter_offload``, ``tile_loop``, ``witness``.
+From outside: ``copies``, ``fits``, ``handover``, ``in_place``, ``interpreter``,
+``parameter_offload``, ``prepare``, ``tile_loop``, ``witness``.
 """

@@ -22,6 +22,8 @@ class Frame:
     __slots__ = (
         "able",
         "drawing",
+        "exchanged",
+        "going_on",
         "hosts",
         "incoming",
         "outgoing",
@@ -57,7 +59,11 @@ class Frame:
         self.outgoing: dict[int, Any] = {}
         self.incoming: dict[int, Any] = {}
         self.sums: dict[int, Callable[[], None]] = {}
-        """By result: what waits for a sum over processes that is on its way."""
+        """By result: what waits for a sum over processes, or for an exchange, that is on its way."""
+        self.exchanged: int | None = None
+        """The result of the latest exchange that went on beside others."""
+        self.going_on: frozenset[int] = frozenset()
+        """Exchanges that may."""
         self.transfers = transfers
         self.travellers: dict[int, Traveller] = {}
         """Leaves that were sent to the host."""

@@ -11,22 +11,21 @@ from torch import fx
 from lowtide.cost.short import saved_results, short_run
 from lowtide.cost.watch import Marker
 from lowtide.distributed_internals import may_be_answered_for
-from lowtide.errors import PlanError
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.in_place import in_place_variant
 from lowtide.execute.runtime.parameter_offload import Traveller
-from lowtide.graph import LOOP, SUM
-from lowtide.plan.program.instructions import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
+from lowtide.plan.program.instructions import Run
 from lowtide.plan.program.short_reruns import JOINED
+from lowtide.trace.distributed.exchange import begin_exchange
 from lowtide.trace.distributed.wires import wire_of
 from lowtide.trace.eager.updates import without_update
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
-    "AlreadyRun", "Dropping", "Fetching", "Line", "Nested", "Running", "Sending", "Summing", "filled",
-    "prepared", "random_again", "run_lines",
+    "AlreadyRun", "Dropping", "Exchanging", "Fetching", "FetchingLeaf", "Line", "Nested", "Running",
+    "Sending", "SendingLeaf", "Summing", "filled", "run_lines",
 ]  # fmt: skip
 
 
@@ -91,7 +90,7 @@ class Sending(Line):
         frame.outgoing[self.tensor] = ticket
 
 
-class _SendingLeaf(Line):
+class SendingLeaf(Line):
     """Starts to copy a leaf to the host, where it is alone on its memory."""
 
     __slots__ = ("tensor",)
@@ -100,12 +99,13 @@ class _SendingLeaf(Line):
         self.tensor = tensor
 
     def __call__(self, frame: Frame) -> None:
+        """Start."""
         assert frame.transfers is not None
         if self.tensor in frame.able:
             frame.travellers[self.tensor] = Traveller(frame.table[self.tensor], frame.transfers)
 
 
-class _FetchingLeaf(Line):
+class FetchingLeaf(Line):
     """Takes memory for a leaf again and starts to copy it back."""
 
     __slots__ = ("tensor",)
@@ -114,6 +114,7 @@ class _FetchingLeaf(Line):
         self.tensor = tensor
 
     def __call__(self, frame: Frame) -> None:
+        """Start."""
         if self.tensor in frame.travellers:
             frame.incoming[self.tensor] = frame.travellers[self.tensor].come_back()
 
@@ -253,12 +254,43 @@ class Summing(Running):
         if not frame.quick or may_be_answered_for():
             super().__call__(frame)
             return
-        for tensor in self.awaited:
-            frame.arrive(tensor)
+        _begin(self, frame)
         ((_, source, _),), wire = self.fill[0], self.args[-1]
         value = frame.table[source].clone(memory_format=torch.contiguous_format)
         frame.sums[self.outputs[0]] = wire_of(wire).begin_sum(value)
         frame.table[self.outputs[0]] = value
+
+
+class Exchanging(Running):
+    """Exchanges parts of a tensor; beside what follows, where the plan has room for the parts on their way.
+
+    One exchange at a time is on its way: the next communication waits for it.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, frame: Frame) -> None:
+        """Start, or run."""
+        if self.op not in frame.going_on or not frame.quick or may_be_answered_for():
+            if frame.exchanged is not None:
+                frame.arrive(frame.exchanged)
+            super().__call__(frame)
+            return
+        _begin(self, frame)
+        ((_, source, _),), (_, dim, sends, receives, length, _, wire) = self.fill[0], self.args
+        (result,) = self.outputs
+        frame.table[result], frame.sums[result] = begin_exchange(
+            frame.table[source], dim, sends, receives, length, wire_of(wire)
+        )
+        frame.exchanged = result
+
+
+def _begin(line: Running, frame: Frame) -> None:
+    """Wait for what it reads, and for an exchange that is on its way."""
+    for tensor in line.awaited:
+        frame.arrive(tensor)
+    if frame.exchanged is not None:
+        frame.arrive(frame.exchanged)
 
 
 class AlreadyRun(Running):
@@ -268,91 +300,6 @@ class AlreadyRun(Running):
 
     def __call__(self, frame: Frame) -> None:
         """Nothing is left to do."""
-
-
-def prepared(
-    joint: Joint,
-    program: Program,
-    states: Sequence[int],
-    leaves: frozenset[int] = frozenset(),
-    loops: Callable[[Any, Loop, Sequence[Body]], Any] | None = None,
-) -> tuple[list[Line], list[Line]]:
-    """Both parts of a Program; ``states`` are the random operators whose state is kept.
-
-    ``leaves`` are the leaves that it sends to the host; those beyond the graph are optimiser state. ``loops``
-    makes the function that runs a Loop, from what its operator stands for.
-    """
-    place = {op: k for k, op in enumerate(states)}
-    last = {line.tensor: k for k, line in enumerate(program.instructions) if isinstance(line, Fetch)}
-    seen: set[int] = set()
-    out: set[int] = set()
-    coming: set[int] = set()
-    """Tensors under way to the device, or from others; who reads anything on their storages waits."""
-    sums = {op for op, one in enumerate(joint.graph.ops) if one.kind == SUM}
-    storages = joint.graph.storages() if last or sums else []
-    storages += range(len(storages), max(leaves, default=-1) + 1)
-    lines: list[Line] = []
-
-    def line_of(position: int, line: Instruction) -> Line:
-        if isinstance(line, Send):
-            if line.tensor in leaves:
-                return _SendingLeaf(line.tensor)
-            out.add(line.tensor)
-            return Sending(line.tensor)
-        if isinstance(line, Fetch):
-            coming.add(line.tensor)
-            if line.tensor in leaves:
-                return _FetchingLeaf(line.tensor)
-            return Fetching(line.tensor, last[line.tensor] == position)
-        if isinstance(line, Drop):
-            travelling = tuple(t for t in line.tensors if t in out or t in coming)
-            out.difference_update(travelling)
-            coming.difference_update(travelling)
-            return Dropping(line.tensors, travelling, leaves)
-        first = line.op not in seen
-        seen.add(line.op)
-        joined = _joined(joint, program.instructions, position) if line.short else ()
-        inputs = [t for op in (line.op, *joined) for t in joint.graph.ops[op].inputs]
-        read = {storages[t] for t in inputs} if coming else set()
-        awaited = tuple(t for t in sorted(coming) if storages[t] in read)
-        coming.difference_update(awaited)
-        if line.short and joint.graph.ops[line.op].kind in JOINED:
-            return AlreadyRun(joint, Run(line.op), None, first, ())
-        if isinstance(line, Loop):
-            assert loops is not None
-            turning = loops(joint.calls[line.op].target, line, program.bodies)
-            return Running(joint, line, None, first, awaited, turning)
-        if joint.graph.ops[line.op].kind == LOOP:
-            raise PlanError(f"the program runs the loop {line.op} without its tiles; plan again")
-        if line.op in sums:
-            coming.update(joint.calls[line.op].results)
-            return Summing(joint, line, None, first, awaited)
-        return Running(joint, line, place.get(line.op), first, awaited, joined=joined)
-
-    lines = [line_of(k, line) for k, line in enumerate(program.instructions)]
-    cut = len(program.forward)
-    return lines[:cut], lines[cut:]
-
-
-def random_again(joint: Joint, program: Program) -> tuple[int, ...]:
-    """Random operators that run more than once: the state before their first run is kept."""
-    seen: set[int] = set()
-    again: set[int] = set()
-    for line in program.instructions:
-        if isinstance(line, Run):
-            (again if line.op in seen else seen).add(line.op)
-    return tuple(op for op in sorted(again) if joint.graph.ops[op].random)
-
-
-def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[int, ...]:
-    """Operators whose runs are part of the short run at this position."""
-    found: list[int] = []
-    for line in lines[position + 1 :]:
-        if isinstance(line, Run) and line.short and joint.graph.ops[line.op].kind in JOINED:
-            found.append(line.op)
-        elif not isinstance(line, Drop):
-            break
-    return tuple(found)
 
 
 def run_lines(lines: Iterable[Callable[[Frame], None]], frame: Frame, marker: Marker | None = None) -> None:

@@ -16,6 +16,7 @@ from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.instructions import (
     AlreadyRun,
     Dropping,
+    Exchanging,
     Fetching,
     Line,
     Running,
@@ -200,7 +201,7 @@ def _clear(tensors: tuple[int, ...]) -> Step:
 
 def _call(line: Running) -> Step:
     """The call of an operator; one that draws numbers, waits or goes on beside others runs as its line."""
-    if line.awaited or line.state is not None or line.fill[1] or isinstance(line, Summing):
+    if line.awaited or line.state is not None or line.fill[1] or isinstance(line, Exchanging | Summing):
         return line
     fill = line.fill[0]
     reads = tuple(tensor for _, tensor, _ in fill)

@@ -21,8 +21,9 @@ from lowtide.execute.calls.views import Views
 from lowtide.execute.runtime.copies import transfers
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.frame import Frame
-from lowtide.execute.runtime.instructions import Nested, prepared, random_again, run_lines
+from lowtide.execute.runtime.instructions import Nested, run_lines
 from lowtide.execute.runtime.launch import Launch
+from lowtide.execute.runtime.prepare import prepared, random_again
 from lowtide.execute.runtime.witness import Watched, Witness
 from lowtide.plan.program.instructions import Body, Loop, Program, Run, Send
 from lowtide.torch_internals import calls_are_watched

@@ -50,22 +50,48 @@ class ProcessWire:
 
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """All messages at once; returns when they are there."""
+        with self._watch.communicating():
+            self._started(sends, receives)()
+
+    def begin_swap(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        """All messages at once, beside what follows; what it gives waits, and says who is to blame."""
+        with self._watch.communicating() as name:
+            arrived = [self._started(sends, receives)]
+
+        def ended() -> None:
+            with self._watch.waiting(name):
+                arrived.pop()()
+
+        return ended
+
+    def _started(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
         distributed: Any = torch.distributed
         moved = [(x, tensor_holders(x)) for _, x in (*sends, *receives)]
-        with self._watch.communicating():
-            out = [(distributed.isend, to, self._staged(x)) for to, x in sends]
-            into = [(distributed.irecv, come, self._staged(x, filled=False)) for come, x in receives]
-            calls = [
-                distributed.P2POp(how, _real(x), self._ranks[other], self._group)
-                for how, other, x in (*out, *into)
-            ]
-            _waited_for(distributed.batch_isend_irecv(calls) if calls else [])
-            for (_, x), (*_, staged) in zip(receives, into, strict=True):
-                _brought_back(x, staged)
+        out = [(distributed.isend, to, self._staged(x)) for to, x in sends]
+        into = [(distributed.irecv, come, self._staged(x, filled=False)) for come, x in receives]
+        pairs = [(x, staged) for (_, x), (*_, staged) in zip(receives, into, strict=True)]
+        calls = [
+            distributed.P2POp(how, _real(x), self._ranks[other], self._group)
+            for how, other, x in (*out, *into)
+        ]
+        pending = distributed.batch_isend_irecv(calls) if calls else []
         self.sent_bytes += sum(x.nbytes for _, x in sends)
-        for x, holders in moved:
-            if not x.is_cuda:
-                let_go(x, holders)
+        del sends, receives, calls, into
+
+        def ended() -> None:
+            _waited_for(pending)
+            for x, staged in pairs:
+                _brought_back(x, staged)
+            out.clear()  # memory of the host, which is sent until now
+            for x, holders in moved:
+                if not x.is_cuda:
+                    let_go(x, holders)
+
+        return ended
 
     def add_up(self, x: Tensor) -> None:
         """The sum over all processes."""

@@ -6,8 +6,8 @@
     communication                                                          └─sum y────────┘
 
 Each lane works first in, first out, beside the operators. A sum goes on beside the operators after it, and
-who reads it first waits. An exchange is waited for where it stands. Forward and backward end with all sums
-done.
+who reads it first waits. An exchange is taken to be waited for where it stands, though it may go on beside
+others too (``beside.py``). Forward and backward end with all sums done.
 """
 
 from __future__ import annotations

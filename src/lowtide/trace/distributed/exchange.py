@@ -13,7 +13,7 @@ same from what they got (``alike``), each has the whole gradient already, and ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from lowtide.trace.distributed.wires import Wire, wire_of
 
-__all__ = ["ADD_UP", "EXCHANGE", "SPREAD", "exchanged", "gradient_summed"]
+__all__ = [
+    "ADD_UP", "EXCHANGE", "SPREAD", "begin_exchange", "bytes_on_their_way", "exchanged", "gradient_summed",
+]  # fmt: skip
 
 Piece = tuple[int, int, int]
 """A device, and from where to where."""
@@ -40,17 +42,59 @@ def exchanged(
     x: Tensor, dim: int, sends: Sequence[int], receives: Sequence[int], length: int, wire: Wire
 ) -> Tensor:
     """The range of a dimension that comes over a wire; what arrives at one place twice is added up."""
-    mine = wire.place
-    found = x.new_zeros(_with(x, dim, length))
     out = [(to, x.narrow(dim, lo, hi - lo)) for to, lo, hi in _pieces(sends)]
-    into = [(come, found.narrow(dim, lo, hi - lo)) for come, lo, hi in _pieces(receives)]
-    arrived = [None if come == mine else x.new_empty(place.shape) for come, place in into]
-    come = [(k, one) for (k, _), one in zip(into, arrived, strict=True) if one is not None]
-    wire.swap([(to, piece.contiguous()) for to, piece in out if to != mine], come)
-    kept = iter([piece for to, piece in out if to == mine])
-    for (_, place), one in zip(into, arrived, strict=True):  # in the order of the devices
-        place.add_(next(kept) if one is None else one)
-    return found
+    coming = _Coming(x, dim, receives, length, wire.place)
+    wire.swap([(to, piece.contiguous()) for to, piece in out if to != wire.place], coming.wanted)
+    coming.put([piece for to, piece in out if to == wire.place])
+    return coming.result
+
+
+def begin_exchange(
+    x: Tensor, dim: int, sends: Sequence[int], receives: Sequence[int], length: int, wire: Wire
+) -> tuple[Tensor, Callable[[], None]]:
+    """Start the same, with copies of all parts; who reads the result calls what comes with it before."""
+    out = [
+        (to, x.narrow(dim, lo, hi - lo).clone(memory_format=torch.contiguous_format))
+        for to, lo, hi in _pieces(sends)
+    ]
+    coming = _Coming(x, dim, receives, length, wire.place)
+    arrived = wire.begin_swap([(to, piece) for to, piece in out if to != wire.place], coming.wanted)
+    kept = [piece for to, piece in out if to == wire.place]
+    del out
+    moving = [coming]
+
+    def ended() -> None:
+        arrived()
+        moving.pop().put(kept)
+        kept.clear()
+
+    return coming.result, ended
+
+
+def bytes_on_their_way(
+    x: Tensor, dim: int, sends: Sequence[int], receives: Sequence[int], mine: int
+) -> list[int]:
+    """What an exchange that was begun takes beside its result: the bytes of each part."""
+    row = x.nbytes // max(1, x.shape[dim])
+    others = [piece for piece in _pieces(receives) if piece[0] != mine]
+    return [row * (hi - lo) for _, lo, hi in (*_pieces(sends), *others)]
+
+
+class _Coming:
+    """What is made of a tensor by an exchange, and memory for the parts that come from others."""
+
+    def __init__(self, x: Tensor, dim: int, receives: Sequence[int], length: int, mine: int) -> None:
+        self.result = x.new_zeros(_with(x, dim, length))
+        places = [(come, self.result.narrow(dim, lo, hi - lo)) for come, lo, hi in _pieces(receives)]
+        self._parts = [(place, None if come == mine else x.new_empty(place.shape)) for come, place in places]
+        pairs = zip(places, self._parts, strict=True)
+        self.wanted = [(come, part) for (come, _), (_, part) in pairs if part is not None]
+
+    def put(self, kept: Iterable[Tensor]) -> None:
+        """Have everything in the result, in the order of the devices; ``kept`` are this one's own parts."""
+        own = iter(kept)
+        for place, part in self._parts:
+            place.add_(next(own) if part is None else part)
 
 
 @torch.library.custom_op("lowtide::exchange", mutates_args=())

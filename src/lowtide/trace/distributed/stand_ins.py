@@ -131,6 +131,12 @@ class _Silent:
         for __, one in receives:
             one.zero_()
 
+    def begin_swap(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> Callable[[], None]:
+        self.swap(sends, receives)
+        return lambda: None
+
     def add_up(self, x: torch.Tensor) -> None:
         """It has all there is."""
 

@@ -23,6 +23,11 @@ class Wire(Protocol):
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """Send tensors to others, and fill others with what they send."""
 
+    def begin_swap(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        """Start the same; who reads or writes one of the tensors calls what this gives before."""
+
     def add_up(self, x: Tensor) -> None:
         """Put the sum of what all of them have into the tensor."""
 

@@ -46,6 +46,11 @@ class _Place:
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         raise AssertionError(f"{len(sends)} and {len(receives)} messages while a step is looked at")
 
+    def begin_swap(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        raise AssertionError(f"{len(sends)} and {len(receives)} messages while a step is looked at")
+
     def add_up(self, x: Tensor) -> None:
         raise AssertionError(f"a sum of {x.nbytes} bytes while a step is looked at")
 

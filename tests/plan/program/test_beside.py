@@ -1,0 +1,106 @@
+"""Exchanges that may go on beside others: the same peak, with what is on its way as a tensor of its own."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from lowtide.graph import EXCHANGE, SUM, Graph, Op, Phase, Role, Tensor
+from lowtide.plan.program.beside import exchanges_beside
+from lowtide.plan.program.instructions import Drop, Program, Run
+from lowtide.plan.program.simple import store_all
+from lowtide.plan.program.simulate import simulate
+
+
+@dataclass
+class Step:
+    graph: Graph
+    workspace: tuple[int, ...]
+    parts: dict[int, int]
+
+
+def some_step(chance):
+    """Operators in a row, forward and backward, that read results of earlier ones; some communicate."""
+    tensors, ops, workspace, parts = [Tensor("x", 8, Role.INPUT)], [], [], {}
+    count = chance.randint(6, 14)
+    for k in range(count):
+        kind = chance.choice([EXCHANGE, EXCHANGE, SUM, "f", "f", "f", "f"])
+        reads = tuple(sorted(chance.sample(range(len(tensors)), min(len(tensors), chance.randint(1, 2)))))
+        reads = reads[:1] if kind != "f" else reads
+        tensors.append(Tensor(f"t{k}", chance.randint(1, 40)))
+        phase = Phase.FORWARD if k < count // 2 else Phase.BACKWARD
+        ops.append(Op(f"o{k}", kind, phase, reads, (k + 1,)))
+        workspace.append(chance.choice([0, 0, chance.randint(1, 30)]))
+        if kind == EXCHANGE:
+            parts[k] = chance.randint(1, 40)
+    return Step(Graph(tuple(tensors), tuple(ops)), tuple(workspace), parts)
+
+
+def as_a_tensor(step, program, op):
+    """The peak where what is on its way is an output of the exchange, which takes no workspace then.
+
+    None where nothing runs beside it. It is dropped before the first line that has to wait.
+    """
+    graph = step.graph
+    extra, (result,) = len(graph.tensors), graph.ops[op].outputs
+    ops = list(graph.ops)
+    ops[op] = replace(ops[op], outputs=(result, extra))
+    wider = Graph((*graph.tensors, Tensor("on its way", step.parts[op])), tuple(ops))
+    parts = [list(program.forward), list(program.backward)]
+    for part in parts:
+        (at,) = [k for k, one in enumerate(part) if isinstance(one, Run) and one.op == op] or [-1]
+        if at < 0:
+            continue
+        end = at + 1
+        while end < len(part) and not waits(graph, part[end], result):
+            end += 1
+        if not any(isinstance(one, Run) for one in part[at + 1 : end]):
+            return None
+        part.insert(end, Drop((extra,)))
+    workspace = tuple(0 if k == op else size for k, size in enumerate(step.workspace))
+    return simulate(wider, Program(*map(tuple, parts)), workspace_bytes=workspace).peak_bytes
+
+
+def waits(graph, line, result):
+    if isinstance(line, Drop):
+        return result in line.tensors
+    return graph.ops[line.op].kind in (EXCHANGE, SUM) or result in graph.ops[line.op].inputs
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_peak_stays_what_it_is(seed):
+    step = some_step(random.Random(seed))
+    program = store_all(step.graph)
+    peak = simulate(step.graph, program, workspace_bytes=step.workspace).peak_bytes
+    expected = set()
+    for op in step.parts:
+        other = as_a_tensor(step, program, op)
+        if other is not None and other <= peak:
+            expected.add(op)
+    assert exchanges_beside(step.graph, program, step.workspace, step.parts) == expected
+
+
+def test_some_are_beside_others_and_some_are_not():
+    """The test above sees both."""
+    told = set()
+    for seed in range(300):
+        step = some_step(random.Random(seed))
+        found = exchanges_beside(step.graph, store_all(step.graph), step.workspace, step.parts)
+        told |= {op in found for op in step.parts}
+    assert told == {False, True}
+
+
+def test_an_exchange_that_runs_again_waits():
+    sizes = {"x": 8, "y": 8, "z": 100, "w": 8, "large": 300}
+    tensors = tuple(
+        Tensor(name, size, Role.INPUT if name == "x" else Role.ACTIVATION) for name, size in sizes.items()
+    )
+    reads = [("e", EXCHANGE, 0, 1), ("f", "f", 0, 2), ("g", "g", 1, 3), ("h", "h", 3, 4)]
+    ops = tuple(Op(name, kind, Phase.FORWARD, (a,), (b,)) for name, kind, a, b in reads)
+    graph = Graph(tensors, ops)
+    once = Program((Run(0), Run(1), Drop((2,)), Run(2), Run(3)))
+    twice = Program((Run(0), Run(1), Drop((1, 2)), Run(0), Run(2), Run(3)))
+    assert exchanges_beside(graph, once, (), {0: 50}) == {0}
+    assert exchanges_beside(graph, once, (), {0: 250}) == frozenset()
+    assert exchanges_beside(graph, twice, (), {0: 50}) == frozenset()
