@@ -6,12 +6,16 @@ from torch import nn
 
 from lowtide import zoo
 from lowtide.cost.device import Device, Environment
+from lowtide.cost.estimate import estimate
 from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
-from lowtide.execute.shards.tried import Chooser, choose
+from lowtide.execute.shards import tried
+from lowtide.execute.shards.tried import FREE, Chooser, choose
 from lowtide.graph import Role
 from lowtide.graph.shards import box_of
-from lowtide.trace.shards.device_step import device_step
+from lowtide.plan.make.make_plan import plain_peak
+from lowtide.plan.program.costs import Costs
+from lowtide.trace.shards.device_step import device_step, likeness
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.devices import on_devices
 
@@ -116,3 +120,30 @@ def test_what_a_device_holds_of_parameters_is_its_part():
     found = chosen(joint, 4)
     whole = sum(parameter.nbytes for parameter in model.parameters())
     assert found.best.plain_bytes < 2 * 1.15 * whole / 4 + 4 * 8 * 4 * 512
+
+
+@pytest.mark.parametrize(("kind", "count", "different"), [
+    ("batch", 4, 1), ("height", 4, 3), ("height", 8, 3), ("batch", 3, 3), ("any", 3, None),
+])  # fmt: skip
+def test_devices_that_are_alike_are_looked_at_once(case, kind, count, different, monkeypatch):
+    """They take the same time and memory, and send as much."""
+    found = choose(Chooser(case.joint, count, DEVICE, FREE, None, 0.5, forced=True), kind).best
+    known = {}
+    for rank in range(count):
+        one = device_step(case.joint, found.shards, rank)
+        costs = Costs(tuple(c.seconds.value if c.seconds else 0.0 for c in estimate(one.joint.graph, DEVICE)))
+        facts = plain_peak(one.joint.graph, costs), costs.seconds, one.wire_bytes, one.messages
+        like = likeness(case.joint, found.shards, rank)
+        assert known.setdefault(like, facts) == facts
+    looked = []
+
+    def counted(*given):
+        looked.append(given[-1])
+        return device_step(*given)
+
+    monkeypatch.setattr(tried, "device_step", counted)
+    again = Chooser(case.joint, count, DEVICE, FREE, None, 0.5).looked_at(kind, found.shards, 1.0, 1.0)
+    assert len(looked) == len(known)
+    assert len(known) == (different or len(known))
+    assert again.plain_bytes == max(one[0] for one in known.values())
+    assert again.wire_bytes == max(one[2] for one in known.values())

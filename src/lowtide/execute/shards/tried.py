@@ -7,7 +7,7 @@ more than the budget, planned inside it. The fastest that fits is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -21,7 +21,7 @@ from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
 from lowtide.plan.make.make_plan import make_plan, plain_peak
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import PlanRequest
-from lowtide.trace.shards.device_step import device_step
+from lowtide.trace.shards.device_step import device_step, likeness
 from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
@@ -132,7 +132,12 @@ class Chooser:
         plain = peak = sent = messages = smallest = 0
         more = 0.0
         planned: dict[tuple[int, tuple[float, ...]], int] = {}
+        seen: set[Hashable] = set()
         for rank in ranks:
+            like = likeness(self.joint, shards, rank) if len(ranks) > 1 else None
+            if like in seen:  # it takes what another one takes
+                continue
+            seen.add(like)
             one = device_step(self.joint, shards, rank)
             told = estimate(one.joint.graph, self.device)
             costs = Costs(tuple(c.seconds.value if c.seconds else 0.0 for c in told), origin="estimated")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from lowtide.graph import Role
 from lowtide.graph.shards import Shards
-from lowtide.trace.distributed.exchange import gradient_summed
+from lowtide.trace.distributed.exchange import EXCHANGE, gradient_summed
 from lowtide.trace.distributed.wires import connect
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.shards.local import LocalStep, local_step
@@ -19,7 +21,7 @@ from lowtide.trace.shards.moved import MovedPart, marked, moved_parts, unmarked
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Example, Forward, differentiated
 
-__all__ = ["DeviceStep", "device_step"]
+__all__ = ["DeviceStep", "device_step", "likeness"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,67 @@ class _Place:
         raise AssertionError(f"a sum of {x.nbytes} bytes while a step is looked at")
 
 
+def likeness(joint: Joint, shards: Shards, rank: int) -> Hashable:
+    """The same for devices whose steps differ in nothing but which devices they talk to.
+
+    Their operators take the same time and memory, and they send as many bytes. A CaptureError names an
+    operator that cannot be split as the Shards say.
+    """
+    with _connected(shards, rank) as places:
+        local = local_step(joint, shards, rank, list(places))
+    number = {node: k for k, node in enumerate(local.module.graph.nodes)}
+    mine = list(places.values())
+
+    def told(value: Any) -> Hashable:
+        if isinstance(value, fx.Node):
+            return "node", number[value]
+        if isinstance(value, list | tuple):
+            return tuple(map(told, value))
+        if isinstance(value, dict):
+            return tuple((key, told(one)) for key, one in value.items())
+        return ("wire", list(places).index(value)) if value in places else repr(value)
+
+    def arguments(node: fx.Node) -> Hashable:
+        if node.target is torch.ops.aten.slice.Tensor and len(node.args) == 4:
+            x, dim, start, end = node.args
+            if isinstance(start, int) and isinstance(end, int) and 0 <= start <= end:
+                return told((x, dim, end - start))
+        if node.target is not EXCHANGE:
+            return told(node.args)
+        x, dim, sends, receives, *rest = node.args
+        here = mine[list(places).index(str(rest[-1]))]
+        flat: Any = (sends, receives)
+        pieces = [
+            sorted((one[k] == here, one[k + 2] - one[k + 1]) for k in range(0, len(one), 3)) for one in flat
+        ]
+        return told((x, dim, pieces, rest))
+
+    nodes = [(n.op, str(n.target), arguments(n), told(n.kwargs)) for n in local.module.graph.nodes]
+    return tuple(box.shape for box in local.boxes), tuple(nodes), told(dict(local.summed))
+
+
+@contextmanager
+def _connected(shards: Shards, rank: int) -> Iterator[dict[str, int]]:
+    """Wires of a device along each axis, by name: its place on each."""
+    mesh = shards.mesh
+    axes = range(len(mesh.sizes))
+    places = {f"shape of rank {rank}, axis {k}": mesh.line(rank, k).index(rank) for k in axes}
+    for name, place in places.items():
+        connect(name, _Place(place))
+    try:
+        yield places
+    finally:
+        for name in places:
+            connect(name, None)
+
+
 def device_step(joint: Joint, shards: Shards, rank: int, *, sums: bool = False) -> DeviceStep:
     """The step of a device; with ``sums``, gradients of parameters are added up by operators of it.
 
     A CaptureError names an operator that cannot be split as the Shards say.
     """
-    mesh = shards.mesh
-    names = [f"shape of rank {rank}, axis {axis}" for axis in range(len(mesh.sizes))]
-    for axis, name in enumerate(names):
-        connect(name, _Place(mesh.line(rank, axis).index(rank)))
-    try:
+    with _connected(shards, rank) as places:
+        names = list(places)
         local = local_step(joint, shards, rank, names)
         examples, leaves = [], []
         for place, (t, box) in enumerate(zip(joint.inputs, local.boxes, strict=True)):
@@ -81,11 +134,8 @@ def device_step(joint: Joint, shards: Shards, rank: int, *, sums: bool = False) 
         if sums:
             _with_sums(local, names)
         found = differentiated(Forward(local.module.graph, examples, leaves, Layouts()))
-    finally:
-        for name in names:
-            connect(name, None)
     behind = [] if sums else list(_behind(joint, local))
-    moved = (*moved_parts(found, mesh.sizes), *behind)
+    moved = (*moved_parts(found, shards.mesh.sizes), *behind)
     summed = sum(one.bytes for one in behind)
     return DeviceStep(unmarked(found), summed, len(moved), sum(one.bytes for one in moved), moved)
 
