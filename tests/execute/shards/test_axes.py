@@ -15,6 +15,7 @@ from lowtide.execute.shards.tried import Chooser
 from lowtide.graph import Role
 from lowtide.graph.shards import Mesh
 from lowtide.plan.make.cheapest import cheapest, cost_of
+from lowtide.trace.shards.device_step import device_step
 from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture
@@ -146,3 +147,16 @@ def test_traffic_of_data_parallel_grows_as_the_analysis_says():
             assert cut.held_bytes < 1.2 * (found.held_bytes - 2 * size + 2 * size / devices)
         assert found.wire_bytes == pytest.approx(sent, rel=0.02)  # and the loss
         assert found.held_bytes >= 2 * size
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (1, 1)])
+def test_an_axis_of_one_device_cuts_nothing_and_moves_nothing(own, sizes):
+    case, _ = own
+    found = split(case, sizes).shards
+    alone = [axis for axis, size in enumerate(sizes) if size == 1]
+    shares = found.operators.values()
+    cuts = [*found.leaves.values(), *(one.cut for one in shares), *(one.over for one in shares)]
+    assert {cut[axis] for cut in cuts for axis in alone} == {None}
+    steps = [device_step(case.joint, found, rank) for rank in range(sizes[0] * sizes[1])]
+    assert {one.axis for step in steps for one in step.moved}.isdisjoint(alone)
+    assert bool(found.operators) == any(one.messages for one in steps) == (sizes != (1, 1))

@@ -87,6 +87,10 @@ def split_axes(
     done: Shards | None = None
     chosen: list[Shards] = []
     for axis, (size, link) in enumerate(zip(mesh.sizes, prices.links, strict=True)):
+        if size == 1:  # nothing to cut, and nobody to talk to
+            chosen.append(Shards(Mesh((1,)), {t: (None,) for t in joint.inputs if t is not None}, {}))
+            done = _joined(chosen)
+            continue
         left = _left(joint, seconds, chosen)
         ways = ShardWays(joint, size, left, link, kind, done)
         ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
