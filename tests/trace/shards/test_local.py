@@ -1,6 +1,7 @@
 """A step on several devices gives the loss, the gradients and the buffers of one."""
 
 import copy
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -390,6 +391,19 @@ def test_a_parameter_that_one_device_does_not_read(captured):
     assert shards.operators[cat].cut == (0,)
     whole = dict.fromkeys(case.joint.inputs, (None,))  # all devices hold the parameter
     compared(case, Shards(shards.mesh, whole, shards.operators))
+
+
+def test_what_one_device_does_not_read_is_part_of_its_step():
+    """A bias without gradients is added by one device, and held by both: what nobody reads would not count."""
+    model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 4)).requires_grad_(requires_grad=False)
+    model[0].weight.requires_grad_()
+    case = SimpleNamespace(joint=capture(lambda model, x: model(x).sum(), model, torch.randn(3, 6)).joint)
+    shards = split(case, 2, "inner")
+    products = [k for k, op in enumerate(case.joint.graph.ops) if op.kind == "aten.addmm"]
+    assert [shards.operators[k].over for k in products] == [(0,)] * 2
+    for rank in range(2):
+        graph = local_step(case.joint, shards, rank, ["none"]).module.graph
+        assert all(node.users for node in graph.find_nodes(op="placeholder"))
 
 
 @pytest.mark.parametrize("kind", ["batch", "height", "any"])

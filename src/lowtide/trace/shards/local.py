@@ -118,11 +118,21 @@ class _Local:
                 for node in itertools.islice(reversed(self.target.nodes), len(self.target.nodes) - before):
                     node.meta[OPERATOR], node.meta[NUMBER] = op.label, number
         results = [None if t is None else self._whole(t).node for t in self.joint.outputs]
+        self._count_unread(results)
         self._take_part(results)
         self.target.output(tuple(results))
         wanted = [t for t in self.inputs if t in self.differentiable and self.added_later[t]]
         summed = {self.inputs[t]: tuple(sorted(self.added_later[t])) for t in wanted}
         return LocalStep(fx.GraphModule(torch.nn.Module(), self.target), tuple(boxes), summed)
+
+    def _count_unread(self, results: list[fx.Node | None]) -> None:
+        """Have the first result behind inputs that other devices read alone: their memory is here as well."""
+        place, t = next((k, t) for k, t in enumerate(self.joint.outputs) if t is not None)
+        read = {one for _, op, _ in self.forward for one in op.inputs}
+        for one in sorted(read.intersection(self.inputs) - self.differentiable):
+            part, node = self.parts[one], results[place]
+            if node is not None and not part.node.users:
+                results[place] = behind(self.target, part, node, self.joint.values[t].dtype)
 
     def _take_part(self, results: list[fx.Node | None]) -> None:
         """Have the first result behind every communication, so that none is left out."""
