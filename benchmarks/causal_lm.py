@@ -1,4 +1,4 @@
-"""A causal language model of Hugging Face inside budgets, beside eager PyTorch in one process.
+"""A causal transformer of Hugging Face inside budgets, beside eager PyTorch in one process.
 
     python benchmarks/causal_lm.py [--device cuda] [--small] [--time-limit 20] BUDGET ...
 
@@ -134,7 +134,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     told = ", ".join(f"{key} {value}" for key, value in machine(chosen.device).items())
     asked = " ".join(["python benchmarks/causal_lm.py", *sys.argv[1:]])
-    text = f"# A causal language model inside budgets\n\n`{asked}`, {date.today()}; {told}, transformers {__version__}\n\n"
+    text = f"# A causal transformer inside budgets\n\n`{asked}`, {date.today()}; {told}, transformers {__version__}\n\n"
     text += "\n".join(lines) + "\n"
     if not chosen.small:
         write_atomically(RESULTS / f"causal-lm-{chosen.device}.md", text.encode())

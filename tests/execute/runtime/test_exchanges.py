@@ -14,11 +14,10 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Program, Run
 from lowtide.trace.distributed.exchange import ADD_UP, bytes_on_their_way
 from lowtide.trace.distributed.exchange import EXCHANGE as EXCHANGED
-from lowtide.trace.distributed.wires import connect
 from lowtide.trace.step.capture import capture
+from tests.execute.runtime.wires import NAME, looked_at
 from tests.planning import plan_for
 
-NAME = "a wire that tests look at"
 SENDS, RECEIVES = [0, 0, 3, 1, 2, 4], [0, 1, 4, 1, 0, 2]
 """Device 0 keeps rows 0 to 2 and sends rows 2 and 3; two rows come from device 1, one of them to where its own are."""
 
@@ -61,11 +60,8 @@ class SlowWire:
 
 @pytest.fixture
 def wire():
-    torch._dynamo.reset()
-    found = SlowWire()
-    connect(NAME, found)
-    yield found
-    connect(NAME, None)
+    with looked_at(SlowWire()) as found:
+        yield found
 
 
 def moved(x, y):

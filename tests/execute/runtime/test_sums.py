@@ -14,10 +14,8 @@ from lowtide.plan.program.instructions import Drop, Program, Run
 from lowtide.plan.program.simple import offload_all, store_all
 from lowtide.trace.distributed.exchange import ADD_UP, gradient_summed
 from lowtide.trace.distributed.stand_ins import StandIns
-from lowtide.trace.distributed.wires import connect
 from lowtide.trace.step.capture import capture
-
-NAME = "a wire that tests look at"
+from tests.execute.runtime.wires import NAME, looked_at
 
 
 class SlowWire:
@@ -48,11 +46,8 @@ class SlowWire:
 
 @pytest.fixture
 def wire():
-    torch._dynamo.reset()
-    found = SlowWire()
-    connect(NAME, found)
-    yield found
-    connect(NAME, None)
+    with looked_at(SlowWire()) as found:
+        yield found
 
 
 def net():
