@@ -177,6 +177,17 @@ def test_graphs_are_left_out_where_a_plan_without_them_is_faster(beside, alone, 
     assert there.no_graphs == ("" if chosen == "beside" else told)
 
 
+def test_whoever_ends_a_search_has_the_plan_that_it_found():
+    there, asked = room(48 * MIB), []
+
+    def made():
+        asked.append(there.graph_bytes)
+        return replace(taking(late(90, spare=100 * MIB), 5.0), interrupted=True), None
+
+    assert with_arena(made, there, float)[0].interrupted
+    assert asked == [48 * MIB]
+
+
 def test_operators_in_tiles_are_launched_once_for_each_tile():
     inner = Body(Graph((), ()), Program((Run(0), Drop(()), Run(1)), (Run(2),)))
     whole = (Tile(0, ()), Tile(0, ()), Tile(1, ()))

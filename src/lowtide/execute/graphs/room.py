@@ -63,8 +63,8 @@ def with_arena(
             raise
         _leave_nothing(room, "no plan that was found leaves memory for them")
         return made()
-    seconds = found[0].predicted.seconds
-    if not room.graph_bytes or seconds <= _SLOWER * found[0].plain.seconds:
+    plan, seconds = found[0], found[0].predicted.seconds
+    if not room.graph_bytes or plan.interrupted or seconds <= _SLOWER * plan.plain.seconds:
         return found
     left = room.graph_bytes, room.lost_bytes
     _leave_nothing(room, "")

@@ -78,7 +78,8 @@ def likeness(joint: Joint, shards: Shards, rank: int) -> Hashable:
             return tuple(map(told, value))
         if isinstance(value, dict):
             return tuple((key, told(one)) for key, one in value.items())
-        return ("wire", list(places).index(value)) if value in places else repr(value)
+        is_wire = isinstance(value, str) and value in places
+        return ("wire", list(places).index(value)) if is_wire else repr(value)
 
     def arguments(node: fx.Node) -> Hashable:
         if node.target is torch.ops.aten.slice.Tensor and len(node.args) == 4:
