@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 from torch._inductor import config as inductor
 
 import lowtide
@@ -18,7 +19,7 @@ from lowtide.execute.graphs.replay import Replay
 from lowtide.execute.graphs.step_capture import StepCapture
 from lowtide.execute.kernels import ways
 from lowtide.formats.pytorch.snapshot import read_snapshot
-from lowtide.plan.program.instructions import Run
+from lowtide.plan.program.instructions import Run, Send
 from tests.execute.graphs.loops import (
     LOOPS,
     Dropping,
@@ -372,3 +373,36 @@ def test_another_program_takes_the_memory():
     step(model, x, y).backward()
     for parameter, gradient in zip(model.parameters(), known, strict=True):
         assert torch.equal(parameter.grad, gradient)
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.sigmoid(layer(x))
+        return x
+
+
+def test_copies_inside_of_tiles_are_replayed():
+    torch.manual_seed(0)
+    model = Deep().cuda()
+    x, y = torch.randn(2, 65536, 256, device="cuda")
+
+    def loss_of(model, x, y):
+        return ((model(x) - y) ** 2).sum()
+
+    options = {"budget": "20%", "only": ("offload", "tile"), "graphs": "auto", "time_limit": 2.0}
+    step = lowtide.fit(loss_of, model, x, y, **options)
+    bodies = step.plan.program.bodies
+    assert any(isinstance(one, Send) for body in bodies for one in body.program.instructions)
+    found = []
+    for _ in range(8):
+        model.zero_grad(set_to_none=True)
+        step(model, x, y).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert "each replay as one CUDA graph" in step.explain()
+    for gradients in found[1:]:
+        assert all(map(torch.equal, gradients, found[0]))

@@ -13,7 +13,7 @@ from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.runtime.interpreter import Interpreter
-from lowtide.execute.runtime.tile_loop import _Turn
+from lowtide.execute.runtime.tile_loop import Copying, _Turn
 from lowtide.execute.runtime.witness import Watched
 from lowtide.execute.tiling.plan_tiles import with_loop
 from lowtide.plan.check.rules import Rule
@@ -294,7 +294,7 @@ def test_random_operators_run_again_inside_a_body_draw_the_same():
     joint = step.joint
     results = []
     for planner in (store_all, recompute_all):
-        turn = _Turn(joint, planner(joint.graph), Watched(), Drawing())
+        turn = _Turn(joint, planner(joint.graph), Watched(), Drawing(), Copying())
         torch.manual_seed(3)
         values = [value.clone() for value in step.values]
         with torch.no_grad():

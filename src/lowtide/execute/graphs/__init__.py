@@ -12,7 +12,7 @@ arena, to run there.
 - ``step_capture.py``: captures both parts.
 - ``captured_step.py``: both parts.
 - ``common_memory.py``: what graphs of all shapes share, and which may be replayed.
-- ``beside.py``: copies to the host and random numbers of a captured part.
+- ``beside/``: copies to the host and random numbers of a captured part.
 - ``stopwatch.py``: whether graphs are faster.
 - ``reasons.py``: why a step is not captured.
 - ``replay.py``: when a part is captured, replayed or run as always.

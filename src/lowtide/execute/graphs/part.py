@@ -28,7 +28,7 @@ from lowtide.execute.graphs.arena.layout import ArenaLayout
 from lowtide.execute.graphs.arena.memory import Answering, Listing
 from lowtide.execute.graphs.arena.pages import pages_of
 from lowtide.execute.graphs.arena.segments import Pages
-from lowtide.execute.graphs.beside import Beside
+from lowtide.execute.graphs.beside.beside import Beside
 from lowtide.execute.graphs.memsets import by_kernels
 from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
 from lowtide.execute.graphs.stopwatch import Stopwatch

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from lowtide.execute.graphs.arena import segments
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import Role
-from lowtide.plan.program.instructions import Body, Send
 from lowtide.trace.distributed.collectives import is_collective
 from lowtide.trace.step.joint import Joint
 
@@ -22,8 +19,6 @@ def known_before(interpreter: Interpreter) -> str | None:
         return "Lowtide was installed without a C compiler"
     if interpreter.leaves:
         return "parameters or the optimizer's state are offloaded"
-    if _send_in_tiles(interpreter.program.bodies):
-        return "tensors are offloaded inside tiles"
     if _updates_batch(interpreter.joint):
         return "it updates a tensor of the batch, of which graphs read a copy"
     if any(is_collective(call.target) for call in interpreter.joint.calls):
@@ -41,14 +36,6 @@ def of_error(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "the memory that they need does not fit into the budget"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _send_in_tiles(bodies: Sequence[Body]) -> bool:
-    return any(
-        any(isinstance(line, Send) for line in body.program.instructions)
-        or _send_in_tiles(body.program.bodies)
-        for body in bodies
-    )
 
 
 def _updates_batch(joint: Joint) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from lowtide.execute.graphs.arena.errors import CannotCaptureError
 from lowtide.execute.graphs.arena.layout import ArenaLayout
-from lowtide.execute.graphs.beside import Beside
+from lowtide.execute.graphs.beside.beside import Beside
 from lowtide.execute.graphs.captured_step import CapturedStep
 from lowtide.execute.graphs.common_memory import CommonMemory
 from lowtide.execute.graphs.part import Replayable

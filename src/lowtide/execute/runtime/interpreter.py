@@ -26,7 +26,7 @@ from lowtide.execute.runtime.launch import Launch, Step
 from lowtide.execute.runtime.parameter_offload import Traveller, bring_back, everything_away, may_leave
 from lowtide.execute.runtime.prepare import going_on, prepared, random_again
 from lowtide.execute.runtime.snapshot import Snapshot
-from lowtide.execute.runtime.tile_loop import Turning
+from lowtide.execute.runtime.tile_loop import Copying, LendsCopies, Turning
 from lowtide.execute.runtime.witness import Watched
 from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
@@ -106,8 +106,8 @@ class Interpreter:
         self._early: tuple[int, ...] = tuple(joint.graph.updated_early)
         self._undisturbed = _before_first_update(joint, program)
         self.watched = Watched()
-        self._drawing = Drawing()
-        loops = partial(Turning, watched=self.watched, drawing=self._drawing)
+        self._drawing, self._copying = Drawing(), Copying()
+        loops = partial(Turning, watched=self.watched, drawing=self._drawing, copying=self._copying)
         prepares = Program(handover.forward, program.backward, program.bodies)
         self._forward, self._backward = prepared(joint, prepares, self._states, self.leaves, loops)
         self._quick_forward, self._quick_undisturbed = self._launch_forward()
@@ -156,14 +156,21 @@ class Interpreter:
         return self.marker is not None or self.watched.by(self.joint) is not None
 
     @contextmanager
-    def lent(self, copies: Transfers | None = None, redraws: Redraws | None = None) -> Iterator[None]:
+    def lent(
+        self,
+        copies: Transfers | None = None,
+        redraws: Redraws | None = None,
+        in_turns: LendsCopies | None = None,
+    ) -> Iterator[None]:
         """Inside, others copy to the host and have random operators draw again, where they are given."""
         before, known = (self._transfers, self._drawing.by), set(self._sent)
         self._transfers, self._drawing.by = copies or before[0], redraws or before[1]
+        self._copying.by = in_turns
         try:
             yield
         finally:
             self._transfers, self._drawing.by = before
+            self._copying.by = None
             if copies is not None:  # tickets mean nothing to others
                 self._sent.update(dict.fromkeys(set(self._sent) - known))
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from lowtide.cost.watch import Marker
 from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.calls.views import Views
-from lowtide.execute.runtime.copies import transfers
+from lowtide.execute.runtime.copies import Form, Transfers, transfers
 from lowtide.execute.runtime.fits import refuse_invalid
 from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.instructions import Nested, run_lines
@@ -32,16 +33,32 @@ from lowtide.trace.tiles.loop import TiledRegion
 from lowtide.trace.tiles.outside import Half
 from lowtide.trace.tiles.tiling import CapturedTile
 
-__all__ = ["Turning", "issue_seconds", "run_body", "zeros"]
+__all__ = ["Copying", "LendsCopies", "Turning", "issue_seconds", "run_body", "zeros"]
+
+
+class LendsCopies(Protocol):
+    """Has what copies to the host in turns."""
+
+    def turn(self, sizes: Sequence[int], own: Transfers) -> AbstractContextManager[Transfers]:
+        """Inside, a turn runs that copies so many bytes each time; without others by its ``own`` lanes."""
+
+
+class Copying:
+    """Who copies to the host in turns now; shared by all loops of a Program."""
+
+    def __init__(self) -> None:
+        self.by: LendsCopies | None = None
 
 
 class _Turn:
     """The Program of a body, ready to run."""
 
-    def __init__(self, joint: Joint, program: Program, watched: Watched, drawing: Drawing) -> None:
-        self.joint, self.watched, self.drawing = joint, watched, drawing
+    def __init__(
+        self, joint: Joint, program: Program, watched: Watched, drawing: Drawing, copying: Copying
+    ) -> None:
+        self.joint, self.watched, self.drawing, self.copying = joint, watched, drawing, copying
         self.states = random_again(joint, program)
-        loops = partial(Turning, watched=watched, drawing=drawing)
+        loops = partial(Turning, watched=watched, drawing=drawing, copying=copying)
         forward, backward = prepared(joint, program, self.states, loops=loops)
         self.lines = [*forward, *backward]
         held = [t for t in (*joint.inputs, *joint.tangents, *joint.constants) if t is not None]
@@ -49,18 +66,34 @@ class _Turn:
         for line in self.lines:
             launch.add(line)
         self.steps = launch.steps
-        sends = any(isinstance(line, Send) for line in program.instructions)
-        self.transfers = transfers(joint.values[0].device) if sends else None
+        sent = [joint.values[line.tensor] for line in program.instructions if isinstance(line, Send)]
+        self.sent = [Form.of(one).storage_bytes for one in sent]
+        self.transfers = transfers(joint.values[0].device) if sent else None
 
     def __call__(
         self, arguments: Sequence[Any], tangent: torch.Tensor | None = None, marker: Marker | None = None
     ) -> Any:
         """What the tile gives, if anything."""
+        with self._lanes() as lanes:
+            return self._turn(arguments, tangent, marker, lanes)
+
+    def _lanes(self) -> AbstractContextManager[Transfers | None]:
+        if self.transfers is None or self.copying.by is None:
+            return nullcontext(self.transfers)
+        return self.copying.by.turn(self.sent, self.transfers)
+
+    def _turn(
+        self,
+        arguments: Sequence[Any],
+        tangent: torch.Tensor | None,
+        marker: Marker | None,
+        lanes: Transfers | None,
+    ) -> Any:
         joint = self.joint
         states: list[Any] = [None] * len(self.states)
         witness = self.watched.by(joint)
         quick = marker is None and witness is None and not calls_are_watched()
-        frame = Frame(len(joint.graph.tensors), states, self.drawing, self.transfers, witness, quick)
+        frame = Frame(len(joint.graph.tensors), states, self.drawing, lanes, witness, quick)
         try:
             table = frame.table
             for t, value in joint.constants.items():
@@ -89,6 +122,7 @@ class Turning(Nested):
         bodies: Sequence[Body],
         watched: Watched,
         drawing: Drawing,
+        copying: Copying,
     ) -> None:
         """``loop`` and ``bodies`` are known to fit the region (``execute/runtime/fits.py``)."""
         self.region = region
@@ -96,7 +130,8 @@ class Turning(Nested):
         self.turns: list[_Turn] = []
         for tile, planned in zip(region.tiles, loop.tiles, strict=True):
             if planned.body not in turns:
-                turns[planned.body] = _Turn(tile.joint, bodies[planned.body].program, watched, drawing)
+                program = bodies[planned.body].program
+                turns[planned.body] = _Turn(tile.joint, program, watched, drawing, copying)
             self.turns.append(turns[planned.body])
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -198,7 +233,7 @@ def _one_turn(
     joint = region.bodies[number]
     tile = next(tile for tile in region.tiles if tile.joint is joint)
     refuse_invalid(joint, program, inside=True)
-    turn = _Turn(joint, program, Watched(witness), Drawing())
+    turn = _Turn(joint, program, Watched(witness), Drawing(), Copying())
 
     def run(marker: Marker | None) -> None:
         with torch.no_grad():

@@ -202,8 +202,6 @@ def in_tiles(
     that no way to cut it fits.
     """
     joint = joint.ungrouped or joint
-    if room.graph_bytes and request.auto and not request.offload:
-        request = request.without("offload")  # graphs do not replay copies to the host inside of tiles
     least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
     budget = request.budget.bytes or 1
     if least > budget:
