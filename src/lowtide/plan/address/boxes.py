@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lowtide.plan.address.types import Allocation
 
-__all__ = ["FREE", "Boxes", "Ints", "boxes_of", "peak_bytes"]
+__all__ = ["FREE", "Boxes", "Ints", "boxes_of", "largest_load", "peak_bytes"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def boxes_of(allocations: Sequence[Allocation], alignment: int) -> Boxes:
     first = np.where(free, 0, place // alignment)
     units = np.where(free, -(-size // alignment), -(-(place + size) // alignment) - first)
     pinned = np.where(free, FREE, first)
-    load = _largest_load(birth, death, units, len(times))
+    load = largest_load(birth, death, units, len(times))
     bound = max(load, int((first + units)[~free].max(initial=0)))
     return Boxes(source, birth, death, lifetime, start, units, pinned, len(times), bound)
 
@@ -93,7 +93,8 @@ def _unpinned(one: Allocation) -> Allocation:
     return one if one.pinned is None else Allocation(one.birth, one.death, one.bytes)
 
 
-def _largest_load(birth: Ints, death: Ints, size: Ints, instants: int) -> int:
+def largest_load(birth: Ints, death: Ints, size: Ints, instants: int) -> int:
+    """The most that lies over one instant."""
     change = np.zeros(instants + 1, np.int64)
     np.add.at(change, birth, size)
     np.subtract.at(change, death, size)

@@ -12,6 +12,7 @@ import numpy as np
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
+from lowtide.plan.address.large_first import search_large
 from lowtide.plan.address.noisy_skyline import search_around
 from lowtide.plan.address.omnimalloc_search import ORDERS as SEARCHED
 from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, seconds_per_node, solver_of
@@ -29,6 +30,8 @@ _FEW = 500
 """So few are placed by OmniMalloc alone, and in other orders in no time where it cannot."""
 _STARTS = 2
 """Keys that skylines are searched around."""
+_LARGE_SHARE = 0.5
+"""Of the time left, for large boxes on their own, where boxes are not few."""
 _SEARCH_SHARE = 0.4
 """Of the time left, for OmniMalloc, where boxes are not few; it may take longer. The rest is for skylines."""
 _GREEDY_SHARE = 0.5
@@ -122,6 +125,7 @@ class _Search:
                     self.other_orders()
                 self.omnimalloc(1.0)
             else:
+                self.large_first()
                 self.omnimalloc(_SEARCH_SHARE)
                 self.noisy_skylines()
             return greedy
@@ -154,6 +158,28 @@ class _Search:
             if offsets is not None:
                 self.by_key[key] = self.boxes.height(offsets)
             self.take(offsets, f"skyline by {key}")
+
+    def large_first(self) -> None:
+        """Large boxes by a search of their own, and what is small between them."""
+        seconds = _LARGE_SHARE * self.left
+        if self.proven or self.boxes.has_pins or seconds <= 0 or self.height is None:
+            return
+        self.progress("large ones first")
+        search_large(
+            self.boxes,
+            self._placed,
+            lambda offsets: self._found(offsets, "large ones first"),
+            self.height,
+            deadline=time.perf_counter() + seconds,
+            most=_FEW,
+        )
+
+    def _placed(self, some: Boxes, seconds: float) -> Ints | None:
+        """Where a search puts some of the boxes; None where it finds no place below the height."""
+        search = _Search(some, time.perf_counter() + seconds, _silent)
+        search.run()
+        lower = self.height is None or search.height is None or search.height < self.height
+        return search.offsets if lower else None
 
     def noisy_skylines(self) -> None:
         """Skylines by the best keys, changed a little."""

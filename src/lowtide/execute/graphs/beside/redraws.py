@@ -1,7 +1,7 @@
 """Random operators of captured parts that run again.
 
-One draws from a generator of its own, which is put where that of the first run was before a replay. Where that
-was, counted from the beginning of the part, is seen in a step that runs as always.
+One draws from a generator of its own, which is put where that of the first run was before a replay. That
+place, counted from the beginning of the part, is seen in a step that runs as always.
 """
 
 from __future__ import annotations
