@@ -120,12 +120,23 @@ def measured(step: Any, model: Any, batch: Any, *, compares: bool) -> dict[str, 
     return found
 
 
+def deterministic(step: Callable[..., Any], model: Any, batch: Any) -> None:
+    """Have PyTorch use deterministic algorithms; if the step has an operator without one, where there are any."""
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False  # it would add kernels
+    torch.use_deterministic_algorithms(True)
+    try:
+        step(model, *batch).backward()
+    except RuntimeError:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    model.zero_grad(set_to_none=True)
+
+
 def rows(name: str, chosen: Any) -> Any:
     """Of one step in this process."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would add kernels
     torch.manual_seed(0)
     model, batch, loss_of = CASES[name]("cuda", False)
+    deterministic(loss_of, model, batch)
     for budget in chosen.budgets.split(","):
         found: dict[str, dict[str, Any]] = {}
         for graphs in ("off", "auto"):

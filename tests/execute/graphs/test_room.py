@@ -177,6 +177,20 @@ def test_graphs_are_left_out_where_a_plan_without_them_is_faster(beside, alone, 
     assert there.no_graphs == ("" if chosen == "beside" else told)
 
 
+@pytest.mark.parametrize(("times", "chosen"), [(2.0, "beside"), (1.0, "alone")])
+def test_each_plan_is_as_slow_as_its_own_measurements_say(times, chosen):
+    """Everything took twice as long when the first plan was measured, or it really is the slower one."""
+    there = room(48 * MIB)
+
+    def made():
+        if not there.graph_bytes:
+            return taking(late(90), 1.2), "alone"
+        plan = taking(late(90, spare=100 * MIB), 2.4)
+        return replace(plan, plain=replace(plan.plain, seconds=times)), "beside"
+
+    assert with_arena(made, there, lambda kind: 0.0)[1] == chosen
+
+
 def test_whoever_ends_a_search_has_the_plan_that_it_found():
     there, asked = room(48 * MIB), []
 

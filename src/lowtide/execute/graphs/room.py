@@ -64,7 +64,8 @@ def with_arena(
         _leave_nothing(room, "no plan that was found leaves memory for them")
         return made()
     plan, seconds = found[0], found[0].predicted.seconds
-    if not room.graph_bytes or plan.interrupted or seconds <= _SLOWER * plan.plain.seconds:
+    fast = seconds <= _SLOWER * plan.plain.seconds or not plan.plain.seconds
+    if not room.graph_bytes or plan.interrupted or fast:
         return found
     left = room.graph_bytes, room.lost_bytes
     _leave_nothing(room, "")
@@ -72,8 +73,9 @@ def with_arena(
         other = made()
         launching = launch_seconds(room.device.type) * _launches(other[0].program)
         without = max(other[0].predicted.seconds, launching)
-        if seconds > _SLOWER * without:
-            times = seconds / without
+        # each plan by its own measurements of the step, which may have become better with each
+        times = seconds / plan.plain.seconds * other[0].plain.seconds / without
+        if times > _SLOWER:
             room.no_graphs = f"a plan that leaves memory for them would take {times:.2f} times as long"
             return other
     room.graph_bytes, room.lost_bytes = left

@@ -14,12 +14,16 @@ from dataclasses import replace
 import numpy as np
 
 from lowtide.plan.address.boxes import FREE, Boxes, Ints, largest_load
-from lowtide.plan.address.first_fit import ORDERS, first_fit
+from lowtide.plan.address.first_fit import first_fit
 
 __all__ = ["search_large"]
 
-_LEAST = (0.03, 0.02, 0.015, 0.01, 0.007, 0.005, 0.003, 0.002, 0.001)
+_LEAST = tuple(0.05 * 0.7**k for k in range(14))
 """Sizes from which on boxes are large, as shares of the lower bound."""
+_COVERED = 0.9
+"""They take so much of the lower bound at least; less says little of where the others fit."""
+_MORE = 1.15
+"""So many times as many as of the size before, or it is left out."""
 
 
 def search_large(
@@ -37,33 +41,33 @@ def search_large(
     of the best placement so far; ``take`` gets each that is lower, and gives its height. No box is pinned.
     """
     sets = list(_sets(boxes, most))
-    for number, large in enumerate(sets):
+    for number, (large, some) in enumerate(sets):
         left = deadline - time.perf_counter()
         if left <= 0 or height <= boxes.bound:
             break
-        found = search(_only(boxes, large), left / (len(sets) - number))
+        found = search(some, left / (len(sets) - number))
         if found is None:
             continue
         places = np.full(len(boxes), FREE)
         places[large] = found
         pinned = replace(boxes, pinned=places)
-        for order in ORDERS:
-            offsets = first_fit(pinned, order, stop=height)
-            if offsets is not None:
-                height = take(offsets)
-            if height <= boxes.bound or time.perf_counter() > deadline:
-                break
+        offsets = first_fit(pinned, "size", stop=height)
+        if offsets is not None:
+            height = take(offsets)
     return height
 
 
-def _sets(boxes: Boxes, most: int) -> Iterator[Ints]:
-    """Which boxes are large, by one size after the other."""
-    before = 1
+def _sets(boxes: Boxes, most: int) -> Iterator[tuple[Ints, Boxes]]:
+    """The boxes that are large, by one size after the other."""
+    before = 1.0
     for share in _LEAST:
         large = np.flatnonzero(boxes.size >= share * boxes.bound)
-        if before < len(large) <= most and len(large) < len(boxes):
+        if not _MORE * before <= len(large) <= min(most, len(boxes) - 1):
+            continue
+        some = _only(boxes, large)
+        if some.bound >= _COVERED * boxes.bound:
             before = len(large)
-            yield large
+            yield large, some
 
 
 def _only(boxes: Boxes, large: Ints) -> Boxes:

@@ -28,9 +28,11 @@ _MANY = 20_000
 """So many boxes take greedy placement seconds: with another result at hand it can often end early."""
 _FEW = 500
 """So few are placed by OmniMalloc alone, and in other orders in no time where it cannot."""
+_MOST_LARGE = 2_000
+"""So many large boxes are placed on their own at most."""
 _STARTS = 2
 """Keys that skylines are searched around."""
-_LARGE_SHARE = 0.5
+_LARGE_SHARE = 0.6
 """Of the time left, for large boxes on their own, where boxes are not few."""
 _SEARCH_SHARE = 0.4
 """Of the time left, for OmniMalloc, where boxes are not few; it may take longer. The rest is for skylines."""
@@ -171,7 +173,7 @@ class _Search:
             lambda offsets: self._found(offsets, "large ones first"),
             self.height,
             deadline=time.perf_counter() + seconds,
-            most=_FEW,
+            most=_MOST_LARGE,
         )
 
     def _placed(self, some: Boxes, seconds: float) -> Ints | None:
