@@ -117,6 +117,7 @@ def test_processes_give_the_gradients_of_one(target, least, tmp_path):
     assert "data-card" in page.read_text()
 
 
+@pytest.mark.extended
 def test_a_budget_that_is_too_small_for_a_share_ends_with_its_own_code(capsys):
     words = ["shard", "convpool", "--devices", "2", "--cut", "height", "--budget", "20%", "--run"]
     with pytest.raises(SystemExit) as ended:

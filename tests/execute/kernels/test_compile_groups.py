@@ -247,7 +247,7 @@ def test_a_group_that_cannot_be_compiled_in_place_runs_all_the_same(monkeypatch)
 
 
 @compiler
-@pytest.mark.parametrize("budget", ["100%", "60%"])
+@pytest.mark.parametrize("budget", ["100%", pytest.param("60%", marks=pytest.mark.extended)])
 def test_the_bias_of_a_convolution_is_added_by_a_group(monkeypatch, budget):
     gains = decompose._gains
 

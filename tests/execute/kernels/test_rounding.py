@@ -174,6 +174,6 @@ def as_exact(number):
     return True
 
 
-def test_random_steps_are_as_near_to_float64_as_eager():
-    checked = [as_exact(number) for number in (28, 31)]
-    assert all(checked), "none of them draws random numbers"
+@pytest.mark.parametrize("number", [28, pytest.param(31, marks=pytest.mark.extended)])
+def test_random_steps_are_as_near_to_float64_as_eager(number):
+    assert as_exact(number), "it draws no random numbers"
