@@ -158,12 +158,12 @@ def reserved_for(pool: tuple[int, int] | None) -> int:
 
 
 def allocations_of(device: int) -> tuple[int, int, int]:
-    """How many tensors were allocated so far, how many bytes were asked for, and how many tensors there are.
+    """How many blocks were allocated so far, their bytes, and how many there are now.
 
     Seen in 2.11, 2.13.
     """
     found = torch._C._cuda_memoryStats(device)
-    count, size = found["allocation"]["all"], found["requested_bytes"]["all"]
+    count, size = found["allocation"]["all"], found["allocated_bytes"]["all"]
     return int(count["allocated"]), int(size["allocated"]), int(count["current"])
 
 

@@ -38,7 +38,7 @@ class Step:
                 life[4] = now + 1
             self.lives.append(life)
         older = {address: life[2] for address, life in self.alive[:2]}  # an operator in place returns these
-        mine = self.requests.ran(listed, older | stay, allocations=len(listed), asked=total)
+        mine = self.requests.ran(listed, older | stay, allocations=len(listed), taken=total)
         assert mine == frozenset(stay)
 
     def died(self):
@@ -76,33 +76,61 @@ def test_nothing_lies_where_something_is_needed(seed):
 
 def test_a_result_takes_its_own_bytes_where_each_allocation_has_a_request():
     requests = Requests()
-    requests.ran([Listed(0, 20 * MIB)], {0: 3 * MIB}, allocations=1, asked=3 * MIB)
+    requests.ran([Listed(0, 20 * MIB)], {0: 3 * MIB}, allocations=1, taken=3 * MIB)
     assert requests.layout().bytes == 3 * MIB
 
 
 def test_a_result_takes_all_that_was_asked_for_where_memory_was_used_twice():
     """An operator that frees memory and allocates again gets the same, whatever its size."""
     requests = Requests()
-    requests.ran([Listed(0, 20 * MIB)], {0: 3 * MIB}, allocations=2, asked=22 * MIB)
+    requests.ran([Listed(0, 20 * MIB)], {0: 3 * MIB}, allocations=2, taken=22 * MIB)
     assert requests.layout().bytes == 20 * MIB
 
 
 def test_a_workspace_takes_no_more_than_was_asked_for_beside_the_results():
     requests = Requests()
     listed = [Listed(0, 20 * MIB), Listed(20 * MIB, 20 * MIB)]
-    requests.ran(listed, {0: 3 * MIB}, allocations=2, asked=5 * MIB)
+    requests.ran(listed, {0: 3 * MIB}, allocations=2, taken=5 * MIB)
     assert requests.layout().bytes == 5 * MIB
 
 
 def test_two_results_on_one_request_are_needed_until_both_are_gone():
     requests = Requests()
-    requests.ran([Listed(0, 20 * MIB)], {0: 2 * MIB, 4 * MIB: 2 * MIB}, allocations=2, asked=4 * MIB)
+    requests.ran([Listed(0, 20 * MIB)], {0: 2 * MIB, 4 * MIB: 2 * MIB}, allocations=3, taken=6 * MIB)
     requests.died(0)
-    requests.ran([], {}, allocations=0, asked=0)
+    requests.ran([], {}, allocations=0, taken=0)
     requests.died(4 * MIB)
-    requests.ran([], {}, allocations=0, asked=0)
+    requests.ran([], {}, allocations=0, taken=0)
     (place,) = requests.layout().operators[0]
-    assert (place.used, place.death) == (20 * MIB, 2)
+    assert (place.used, place.death) == (6 * MIB, 2)
+
+
+def used(sizes, taken, allocations=None, stay=()):
+    requests, addresses = Requests(), [100 * MIB * k for k in range(len(sizes))]
+    listed = [Listed(address, size * MIB) for address, size in zip(addresses, sizes, strict=True)]
+    kept = {addresses[k]: int(size * MIB) for k, size in stay}
+    requests.ran(listed, kept, allocations=allocations or len(sizes), taken=int(taken * MIB))
+    return [place.used / MIB for place in requests.layout().operators[0]]
+
+
+def test_workspaces_share_what_was_taken_beside_the_results():
+    """As the backward of a convolution has asked for it: one tensor of 1 MiB at most, two of 36.9 MiB."""
+    found = used([2, 20, 34], 37.4, stay=[(0, 0.5)])
+    assert found == pytest.approx([0.5, 4.9, 34], abs=1e-6)
+
+
+def test_more_tensors_than_requests_are_not_taken_to_be_small():
+    assert used([2, 20], 5, allocations=3) == [2, 5]
+    assert used([2, 20], 5, allocations=2) == [1, 5]
+
+
+def test_a_request_that_is_larger_than_usual_is_not_taken_to_be_full():
+    """PyTorch can be told to ask for larger segments: then nothing is known of what is in which."""
+    assert used([64, 34], 4 + 33) == [37, 34]
+
+
+def test_what_lies_in_a_request_is_inside_of_it():
+    assert used([20], 3, allocations=1, stay=[(0, 5)]) == [5]
 
 
 def test_small_gradients_lie_together():
@@ -111,7 +139,7 @@ def test_small_gradients_lie_together():
     for k in range(100):
         listed = [Listed(100 * k * MIB, 40 * MIB), Listed((100 * k + 50) * MIB, 2 * MIB)]
         stay = {listed[0].address: 40 * MIB, listed[1].address: 5000}
-        requests.ran(listed, stay, allocations=2, asked=40 * MIB + 5000)
+        requests.ran(listed, stay, allocations=2, taken=40 * MIB + 5000)
         requests.died(listed[0].address)
     layout = requests.layout()
     for _, place in layout.operators:

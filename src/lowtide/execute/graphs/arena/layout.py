@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from lowtide.execute.graphs.arena.pages import PAGE, SMALL
+from lowtide.execute.graphs.arena.pages import LARGE_SEGMENT, PAGE, SMALL
 from lowtide.plan.address.place import place
 from lowtide.plan.address.types import Allocation
 
@@ -74,25 +74,30 @@ class Requests:
         return len(self._operators)
 
     def ran(
-        self, listed: Sequence[Listed], stay: Mapping[int, int], *, allocations: int, asked: int
+        self, listed: Sequence[Listed], stay: Mapping[int, int], *, allocations: int, taken: int
     ) -> frozenset[int]:
         """An operator has asked for this; the addresses of what it has left there.
 
         ``stay`` are the storages of its results with their bytes, by address. It has made so many
-        ``allocations``, for which it has ``asked`` so many bytes. Where each has a request of its own, a
-        result needs its own bytes alone. Others need what PyTorch has asked for, or less.
+        ``allocations``, blocks of so many bytes ``taken`` together. Where each has a request of its own, a
+        result needs its own bytes alone. Others need what PyTorch has asked for, or less: no more than was
+        taken beside the rest.
         """
         now = len(self._operators)
         within = [
             [address for address in stay if one.address <= address < one.address + one.size] for one in listed
         ]
         mine = frozenset(address for inside in within for address in inside)
-        others = asked - sum(stay[address] for address in mine)
         alone = allocations == len(listed)
+        exact = {
+            k: stay[one.address]
+            for k, (one, inside) in enumerate(zip(listed, within, strict=True))
+            if alone and inside == [one.address]
+        }
+        needed = _needed([one.size for one in listed], exact, taken, alone=alone)
         found = []
-        for one, inside in zip(listed, within, strict=True):
-            exact = stay[one.address] if alone and inside == [one.address] else one.size
-            used = exact if inside else min(one.size, others)
+        for one, inside, most in zip(listed, within, needed, strict=True):
+            used = max([most, *(address - one.address + stay[address] for address in inside)])
             request = _Request(one, used, now, None if inside else now + 1, len(inside))
             self._behind |= dict.fromkeys(inside, request)
             found.append(request)
@@ -127,6 +132,26 @@ class Requests:
             for operator in self._operators
         )
         return ArenaLayout(operators, found.arena_bytes, found.live_bytes)
+
+
+def _needed(sizes: Sequence[int], exact: Mapping[int, int], taken: int, *, alone: bool) -> list[int]:
+    """What is used of each request at most; of some it is known exactly."""
+    left = taken - sum(exact.values())
+    least = {k: _least(size) for k, size in enumerate(sizes) if k not in exact}
+    beside = sum(least.values())
+    if beside > left:  # PyTorch asks for more at once than it usually does
+        least, beside = dict.fromkeys(least, 0), 0
+    return [
+        exact[k] if k in exact else min(SMALL if alone and size == PAGE else size, left - beside + least[k])
+        for k, size in enumerate(sizes)
+    ]
+
+
+def _least(size: int) -> int:
+    """What a tensor takes at least for which PyTorch's allocator asks for so many bytes."""
+    if size <= PAGE:
+        return 0
+    return SMALL if size == LARGE_SEGMENT else size - PAGE
 
 
 def _rounded(one: _Request) -> int:

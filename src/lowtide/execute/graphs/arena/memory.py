@@ -83,7 +83,7 @@ class Listing:
             listed,
             {address: size for address, size in stay.items() if address in self.addresses},
             allocations=count - self._before[0],
-            asked=size - self._before[1],
+            taken=size - self._before[1],
         )
         if current - self._before[2] > len(mine):  # other threads allocate too: look closer
             for one in listed:
