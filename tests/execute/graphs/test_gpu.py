@@ -394,10 +394,13 @@ def test_copies_inside_of_tiles_are_replayed():
     def loss_of(model, x, y):
         return ((model(x) - y) ** 2).sum()
 
-    options = {"budget": "27%", "only": ("offload", "tile"), "graphs": "auto", "time_limit": 2.0}
-    step = lowtide.fit(loss_of, model, x, y, **options)
-    bodies = step.plan.program.bodies
-    assert any(isinstance(one, Send) for body in bodies for one in body.program.instructions)
+    options = {"only": ("offload", "tile"), "graphs": "auto", "time_limit": 2.0, "cost": "estimated"}
+    for budget in ("27%", "25%", "29%"):  # of what is faster, smaller tiles or copies
+        step = lowtide.fit(loss_of, model, x, y, budget=budget, **options)
+        lines = [one for body in step.plan.program.bodies for one in body.program.instructions]
+        if any(isinstance(one, Send) for one in lines):
+            break
+    assert any(isinstance(one, Send) for one in lines)
     found = []
     for _ in range(8):
         model.zero_grad(set_to_none=True)
