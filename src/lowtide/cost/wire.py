@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lowtide.graph import EXCHANGE, SUM, Graph, Op
 from lowtide.units import format_bytes, format_seconds
 
-__all__ = ["WireEnd", "WireSpeed", "item_bytes", "wire_seconds"]
+__all__ = ["WireEnd", "WireSpeed", "exchanged_bytes", "item_bytes", "wire_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,46 @@ def wire_seconds(graph: Graph, wires: Mapping[str, WireEnd]) -> dict[int, float]
     return found
 
 
+def exchanged_bytes(graph: Graph, wires: Mapping[str, WireEnd]) -> dict[int, list[int]]:
+    """What an exchange takes beside its result while it is on its way: each part, by operator.
+
+    Those are the parts that it sends, and the parts that come from others.
+    """
+    found: dict[int, list[int]] = {}
+    for k, op in enumerate(graph.ops):
+        end = wires.get(str(op.arguments[-1])) if op.kind == EXCHANGE and op.arguments else None
+        if end is not None:
+            row, (sends, receives) = _exchanged(graph, op)
+            pieces = [*_pieces(sends), *(one for one in _pieces(receives) if one[0] != end.place)]
+            found[k] = [row * length for _, length in pieces]
+    return found
+
+
 def _taken(graph: Graph, op: Op, end: WireEnd) -> float:
-    tensor, arguments = graph.tensors[op.inputs[0]], op.arguments or ()
-    shape, item = tensor.shape or (), item_bytes(tensor.dtype)
     if op.kind == SUM:
-        return end.speed.sum_seconds(item * math.prod(shape), end.devices)
-    dim, *flat = arguments[1:4]
-    row = item * math.prod(shape[:dim]) * math.prod(shape[dim + 1 :])
-    return end.speed.seconds(row * max(_lengths(one, end.place) for one in flat))
+        tensor = graph.tensors[op.inputs[0]]
+        size = item_bytes(tensor.dtype) * math.prod(tensor.shape or ())
+        return end.speed.sum_seconds(size, end.devices)
+    row, both = _exchanged(graph, op)
+    return end.speed.seconds(row * max(_lengths(one, end.place) for one in both))
+
+
+def _exchanged(graph: Graph, op: Op) -> tuple[int, Sequence[Sequence[int]]]:
+    """Bytes of a row, and the rows that it sends and receives."""
+    tensor, arguments = graph.tensors[op.inputs[0]], op.arguments or ()
+    shape = tensor.shape or ()
+    dim, *both = arguments[1:4]
+    return item_bytes(tensor.dtype) * math.prod(shape[:dim]) * math.prod(shape[dim + 1 :]), both
 
 
 def _lengths(flat: Sequence[int], place: int) -> int:
     """Of all pieces that go to others, or come from them."""
-    return sum(flat[k + 2] - flat[k + 1] for k in range(0, len(flat), 3) if flat[k] != place)
+    return sum(length for other, length in _pieces(flat) if other != place)
+
+
+def _pieces(flat: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each goes to, or comes from, and its length."""
+    return [(flat[k], flat[k + 2] - flat[k + 1]) for k in range(0, len(flat), 3)]
 
 
 def item_bytes(dtype: str | None) -> int:

@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from lowtide.cost.wire import WireEnd, WireSpeed, exchanged_bytes
+from lowtide.cost.wire import wire_seconds as wire_seconds_of
 from lowtide.errors import RunError
 from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.calls.views import Views
 from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.launch import Launch
-from lowtide.execute.runtime.prepare import going_on, prepared
+from lowtide.execute.runtime.prepare import prepared
 from lowtide.graph import EXCHANGE, SUM
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Program, Run
+from lowtide.plan.result.validate import valid_plan
 from lowtide.trace.distributed.exchange import ADD_UP, bytes_on_their_way
 from lowtide.trace.distributed.exchange import EXCHANGE as EXCHANGED
 from lowtide.trace.step.capture import capture
@@ -89,12 +93,15 @@ def line_up(joint):
 
 def ran(joint, program, beside, wire, quick=True):
     """What forward leaves in the table, by its lines, and by the calls that run when nobody watches."""
-    lines, _ = prepared(joint, program, ())
+    forward = [
+        replace(line, beside=1 << 20) if getattr(line, "op", None) in beside else line
+        for line in program.forward
+    ]
+    lines, _ = prepared(joint, replace(program, forward=tuple(forward)), ())
     frames = []
     for quick_calls in (False, True):
         wire.events.clear()
         frame = Frame(len(joint.graph.tensors), [], Drawing(), None, quick=quick)
-        frame.going_on = beside
         for tensor, value in zip(joint.inputs, values(), strict=True):
             frame.table[tensor] = value
         steps = lines
@@ -202,8 +209,32 @@ def test_a_plan_says_which_may(joint, wire):
     assert bytes_on_their_way(x, 0, SENDS, RECEIVES, 0) == [3 * row, 2 * row, 2 * row]
     assert bytes_on_their_way(x, 0, SENDS, RECEIVES, 1) == [3 * row, 2 * row, 3 * row]
     count = len(joint.graph.ops)
+    first, second = kinds(joint, EXCHANGE)
+    ends = {NAME: WireEnd(WireSpeed(), 0, 2)}
+    parts = exchanged_bytes(joint.graph, ends)
+    assert parts == {first: [3 * row, 2 * row, 2 * row], second: [3 * row, 2 * row, 2 * row]}
+    coming, wire_seconds = {k: sum(one) for k, one in parts.items()}, wire_seconds_of(joint.graph, ends)
+    for more, found in ((0, {}), (1 << 20, {first: coming[first]})):  # room, as the last operator takes more
+        workspace = (*(0 for _ in range(count - 1)), more)
+        costs = Costs((1.0,) * count, workspace, wire_seconds=wire_seconds, on_their_way=coming)
+        plan = plan_for(joint.graph, costs, 1 << 30)
+        lines = [line for line in plan.program.instructions if isinstance(line, Run)]
+        assert {line.op: line.beside for line in lines if line.beside} == found
+        assert valid_plan(plan) == plan
+        assert (plan.predicted.seconds < plan.plain.seconds) == bool(found)
+
+
+def test_one_that_is_larger_than_planned_is_waited_for(joint, wire):
+    """As in a plan that was made for another shape."""
     first, _ = kinds(joint, EXCHANGE)
-    for more, found in ((0, frozenset()), (1 << 20, {first})):  # room, as the last operator takes more
-        costs = Costs((1.0,) * count, (*(0 for _ in range(count - 1)), more))
-        assert going_on(joint, plan_for(joint.graph, costs, 1 << 30)) == found
-    assert going_on(joint, None) == frozenset()
+    row, program = 3 * 8, line_up(joint)
+    for size, told in ((7 * row - 1, "at once"), (7 * row, "begin")):
+        forward = [replace(line, beside=size) if line.op == first else line for line in program.forward]
+        lines, _ = prepared(joint, replace(program, forward=tuple(forward)), ())
+        frame = Frame(len(joint.graph.tensors), [], Drawing(), None, quick=True)
+        for tensor, value in zip(joint.inputs, values(), strict=True):
+            frame.table[tensor] = value
+        wire.events.clear()
+        for line in lines:
+            line(frame)
+        assert wire.events[0] == told

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
+from lowtide.errors import PlanError
 from lowtide.graph import EXCHANGE, SUM, Graph, Op, Phase, Role, Tensor
-from lowtide.plan.program.beside import exchanges_beside
+from lowtide.plan.address.allocations import program_allocations
+from lowtide.plan.address.boxes import peak_bytes
+from lowtide.plan.check.checker import check
+from lowtide.plan.check.time import seconds_of
+from lowtide.plan.program.beside import with_beside
+from lowtide.plan.program.copy_lanes import Lanes
 from lowtide.plan.program.instructions import Drop, Program, Run
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
@@ -62,6 +68,14 @@ def as_a_tensor(step, program, op):
     return simulate(wider, Program(*map(tuple, parts)), workspace_bytes=workspace).peak_bytes
 
 
+def beside(graph, program, workspace, parts):
+    """The exchanges that go on beside others, each with the bytes that are known of it."""
+    lines = with_beside(graph, program, workspace, parts).instructions
+    found = {line.op: line.beside for line in lines if isinstance(line, Run) and line.beside}
+    assert all(parts[op] == size for op, size in found.items())
+    return set(found)
+
+
 def waits(graph, line, result):
     if isinstance(line, Drop):
         return result in line.tensors
@@ -78,7 +92,7 @@ def test_the_peak_stays_what_it_is(seed):
         other = as_a_tensor(step, program, op)
         if other is not None and other <= peak:
             expected.add(op)
-    assert exchanges_beside(step.graph, program, step.workspace, step.parts) == expected
+    assert beside(step.graph, program, step.workspace, step.parts) == expected
 
 
 def test_some_are_beside_others_and_some_are_not():
@@ -86,7 +100,7 @@ def test_some_are_beside_others_and_some_are_not():
     told = set()
     for seed in range(300):
         step = some_step(random.Random(seed))
-        found = exchanges_beside(step.graph, store_all(step.graph), step.workspace, step.parts)
+        found = beside(step.graph, store_all(step.graph), step.workspace, step.parts)
         told |= {op in found for op in step.parts}
     assert told == {False, True}
 
@@ -101,6 +115,72 @@ def test_an_exchange_that_runs_again_waits():
     graph = Graph(tensors, ops)
     once = Program((Run(0), Run(1), Drop((2,)), Run(2), Run(3)))
     twice = Program((Run(0), Run(1), Drop((1, 2)), Run(0), Run(2), Run(3)))
-    assert exchanges_beside(graph, once, (), {0: 50}) == {0}
-    assert exchanges_beside(graph, once, (), {0: 250}) == frozenset()
-    assert exchanges_beside(graph, twice, (), {0: 50}) == frozenset()
+    assert beside(graph, once, (), {0: 50}) == {0}
+    assert beside(graph, once, (), {0: 250}) == set()
+    assert beside(graph, twice, (), {0: 50}) == set()
+
+
+def marked(seed):
+    """A random step with times, its Program as it is and with exchanges beside others, maybe too many of them."""
+    chance = random.Random(f"marked {seed}")
+    step = some_step(chance)
+    plain = store_all(step.graph)
+    program = with_beside(step.graph, plain, step.workspace, step.parts)
+    if seed % 2:
+        lines = [
+            replace(line, beside=step.parts.get(line.op, 0)) if isinstance(line, Run) else line
+            for line in plain.instructions
+        ]
+        program = Program(tuple(lines[: len(plain.forward)]), tuple(lines[len(plain.forward) :]))
+    seconds = tuple(chance.choice([0.0, 1.0, 3.0]) for _ in step.graph.ops)
+    wire = {k: chance.choice([1.0, 2.0, 8.0]) for k, op in enumerate(step.graph.ops) if op.kind != "f"}
+    return step, plain, program, seconds, wire
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_simulation_checker_and_addresses_agree(seed):
+    """On the peak, whatever goes on beside others, and on the time."""
+    step, plain, program, seconds, wire = marked(seed)
+    lanes = Lanes(step.graph, None, wire)
+    found = simulate(step.graph, program, workspace_bytes=step.workspace, seconds=seconds, lanes=lanes)
+    assert check(step.graph, program, workspace_bytes=step.workspace).peak_bytes == found.peak_bytes
+    took = seconds_of(step.graph, program, seconds, {}, None, wire)
+    assert sum(found.seconds) == pytest.approx(took)
+    rows = program_allocations(step.graph, program, step.workspace)
+    assert found.resident_bytes + peak_bytes(rows) == found.peak_bytes
+    before = seconds_of(step.graph, plain, seconds, {}, None, wire)
+    assert took <= before + 1e-9
+    if not seed % 2:
+        peak = simulate(step.graph, plain, workspace_bytes=step.workspace).peak_bytes
+        assert found.peak_bytes == peak
+
+
+def test_some_steps_take_less_time():
+    """The test above sees both, and exchanges that take more memory beside others."""
+    faster, larger = set(), set()
+    for seed in range(200):
+        step, plain, program, seconds, wire = marked(seed)
+        times = [seconds_of(step.graph, one, seconds, {}, None, wire) for one in (plain, program)]
+        peaks = [
+            simulate(step.graph, one, workspace_bytes=step.workspace).peak_bytes for one in (plain, program)
+        ]
+        faster.add(times[1] < times[0])
+        larger.add(peaks[1] > peaks[0])
+    assert faster == larger == {False, True}
+
+
+def test_what_is_no_exchange_waits():
+    graph = Graph((Tensor("x", 8, Role.INPUT), Tensor("y", 8)), (Op("f", "f", Phase.FORWARD, (0,), (1,)),))
+    with pytest.raises(PlanError, match="goes on beside 'f', which is no exchange"):
+        check(graph, Program((Run(0, beside=8),)))
+    exchange = replace(graph, ops=(replace(graph.ops[0], kind=EXCHANGE),))
+    check(exchange, Program((Run(0, beside=8),)))
+    with pytest.raises(PlanError, match="no exchange of some bytes"):
+        check(exchange, Program((Run(0, beside=-8),)))
+
+
+def test_a_program_for_other_sizes_is_marked_anew():
+    step, _, program, *_ = marked(0)
+    assert with_beside(step.graph, program, step.workspace, {}) == program
+    twice = with_beside(step.graph, program, step.workspace, step.parts)
+    assert twice == program

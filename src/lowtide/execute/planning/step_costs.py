@@ -14,12 +14,12 @@ from lowtide.cost.measure import measure
 from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
-from lowtide.cost.wire import wire_seconds
+from lowtide.cost.wire import exchanged_bytes, wire_seconds
 from lowtide.errors import FileError
 from lowtide.graph import Graph, Op
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
-from lowtide.plan.program.memory import allocated_bytes
+from lowtide.plan.program.memory import allocated_bytes, rounded
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.trace.distributed.wires import wire_ends
 
@@ -92,6 +92,10 @@ def _as_costs(graph: Graph, found: Sequence[Cost], origin: str) -> Costs:
         short=short_seconds(graph, found),
         wire_seconds=wire_seconds(graph, wire_ends()),
         disturbed=sum(cost.disturbed for cost in found),
+        on_their_way={
+            k: sum(rounded(size, graph.tensors[graph.ops[k].inputs[0]].device) for size in parts)
+            for k, parts in exchanged_bytes(graph, wire_ends()).items()
+        },
     )
 
 

@@ -23,7 +23,6 @@ class Frame:
         "able",
         "drawing",
         "exchanged",
-        "going_on",
         "hosts",
         "incoming",
         "outgoing",
@@ -62,8 +61,6 @@ class Frame:
         """By result: what waits for a sum over processes, or for an exchange, that is on its way."""
         self.exchanged: int | None = None
         """The result of the latest exchange that went on beside others."""
-        self.going_on: frozenset[int] = frozenset()
-        """Exchanges that may."""
         self.transfers = transfers
         self.travellers: dict[int, Traveller] = {}
         """Leaves that were sent to the host."""

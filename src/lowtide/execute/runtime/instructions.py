@@ -16,8 +16,9 @@ from lowtide.execute.runtime.frame import Frame
 from lowtide.execute.runtime.in_place import in_place_variant
 from lowtide.execute.runtime.parameter_offload import Traveller
 from lowtide.plan.program.instructions import Run
+from lowtide.plan.program.memory import rounded
 from lowtide.plan.program.short_reruns import JOINED
-from lowtide.trace.distributed.exchange import begin_exchange
+from lowtide.trace.distributed.exchange import begin_exchange, bytes_on_their_way
 from lowtide.trace.distributed.wires import wire_of
 from lowtide.trace.eager.updates import without_update
 from lowtide.trace.step.builder import Call
@@ -267,11 +268,17 @@ class Exchanging(Running):
     One exchange at a time is on its way: the next communication waits for it.
     """
 
-    __slots__ = ()
+    __slots__ = ("beside",)
+
+    def __init__(
+        self, joint: Joint, run: Run, state: int | None, first: bool, awaited: tuple[int, ...]
+    ) -> None:
+        super().__init__(joint, run, state, first, awaited)
+        self.beside = run.beside
 
     def __call__(self, frame: Frame) -> None:
         """Start, or run."""
-        if self.op not in frame.going_on or not frame.quick or may_be_answered_for():
+        if not self.beside or not frame.quick or may_be_answered_for() or self._takes(frame) > self.beside:
             if frame.exchanged is not None:
                 frame.arrive(frame.exchanged)
             super().__call__(frame)
@@ -283,6 +290,13 @@ class Exchanging(Running):
             frame.table[source], dim, sends, receives, length, wire_of(wire)
         )
         frame.exchanged = result
+
+    def _takes(self, frame: Frame) -> int:
+        """Bytes of what it sends and receives: a plan may be that of another shape."""
+        ((_, source, _),), (_, dim, sends, receives, _, _, wire) = self.fill[0], self.args
+        value = frame.table[source]
+        parts = bytes_on_their_way(value, dim, sends, receives, wire_of(wire).place)
+        return sum(rounded(size, value.device.type) for size in parts)
 
 
 def _begin(line: Running, frame: Frame) -> None:

@@ -24,7 +24,7 @@ from lowtide.execute.runtime.handover import fetched_by_backward, handed_over, o
 from lowtide.execute.runtime.instructions import Line, run_lines
 from lowtide.execute.runtime.launch import Launch, Step
 from lowtide.execute.runtime.parameter_offload import Traveller, bring_back, everything_away, may_leave
-from lowtide.execute.runtime.prepare import going_on, prepared, random_again
+from lowtide.execute.runtime.prepare import prepared, random_again
 from lowtide.execute.runtime.snapshot import Snapshot
 from lowtide.execute.runtime.tile_loop import Copying, LendsCopies, Turning
 from lowtide.execute.runtime.witness import Watched
@@ -95,8 +95,6 @@ class Interpreter:
         """Told before and after each operator runs, while somebody watches."""
         self.plan: Plan | None = None
         """What was promised, where somebody planned: running out of memory in spite of it is said so."""
-        self._going_on: tuple[Plan, frozenset[int]] | None = None
-        """Exchanges that may be on their way beside others by that plan."""
         self.graphs: Replays | None = None
         """What runs both parts in place of the lines here, where CUDA graphs were asked for."""
         self.apart: list[Any] = []
@@ -339,10 +337,6 @@ class Interpreter:
         frame = Frame(size, states, self._drawing, self._transfers, witness, quick)
         for tensor, value in self.joint.constants.items():
             frame.table[tensor] = value
-        if self.plan is not None:
-            if self._going_on is None or self._going_on[0] is not self.plan:
-                self._going_on = self.plan, going_on(self.joint, self.plan)
-            frame.going_on = self._going_on[1]
         return frame
 
     def _explain(self, error: BaseException, model: str) -> None:

@@ -19,16 +19,11 @@ from lowtide.execute.runtime.instructions import (
     Summing,
 )
 from lowtide.graph import EXCHANGE, LOOP, SUM
-from lowtide.plan.program.beside import exchanges_beside
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Instruction, Loop, Program, Run, Send
-from lowtide.plan.program.memory import rounded
 from lowtide.plan.program.short_reruns import JOINED
-from lowtide.plan.result.plan import Plan
-from lowtide.trace.distributed.exchange import bytes_on_their_way
-from lowtide.trace.distributed.wires import wire_of
 from lowtide.trace.step.joint import Joint
 
-__all__ = ["going_on", "prepared", "random_again"]
+__all__ = ["prepared", "random_again"]
 
 
 def prepared(
@@ -49,7 +44,7 @@ def prepared(
     out: set[int] = set()
     coming: set[int] = set()
     """Tensors under way to the device, or from others; who reads anything on their storages waits."""
-    kinds = {SUM: Summing, EXCHANGE: Exchanging}
+    kinds: dict[str, type[Summing | Exchanging]] = {SUM: Summing, EXCHANGE: Exchanging}
     talks = {op: kinds[one.kind] for op, one in enumerate(joint.graph.ops) if one.kind in kinds}
     storages = joint.graph.storages() if last or talks else []
     storages += range(len(storages), max(leaves, default=-1) + 1)
@@ -115,17 +110,3 @@ def _joined(joint: Joint, lines: Sequence[Instruction], position: int) -> tuple[
         elif not isinstance(line, Drop):
             break
     return tuple(found)
-
-
-def going_on(joint: Joint, plan: Plan | None) -> frozenset[int]:
-    """The exchanges of a step that may be on their way beside others by its plan."""
-    talks = [k for k, op in enumerate(joint.graph.ops) if op.kind == EXCHANGE]
-    if plan is None or not talks or len(plan.graph.ops) != len(joint.graph.ops):
-        return frozenset()
-    parts = {}
-    for k in talks:
-        _, dim, sends, receives, _, _, wire = joint.calls[k].args
-        value = joint.values[joint.graph.ops[k].inputs[0]]
-        moved = bytes_on_their_way(value, dim, sends, receives, wire_of(wire).place)
-        parts[k] = sum(rounded(size, value.device.type) for size in moved)
-    return exchanges_beside(plan.graph, plan.program, plan.workspace_bytes, parts)

@@ -19,6 +19,7 @@ from lowtide.plan.program.simulate import (
     kept_to_restore,
     run_again_on_host,
 )
+from lowtide.plan.program.under_way import UnderWay
 
 __all__ = ["graph_allocations", "program_allocations"]
 
@@ -89,6 +90,9 @@ class _Recorder(Memory):
         """Each with its birth and its number among those of one instruction."""
         self.opened = 0
         self.use = Purpose.GIVEN
+        self.under_way = UnderWay(graph)
+        self.exchange: tuple[int, tuple[int, ...], int] | None = None
+        """One that goes on beside others: since when, by which instruction, and its bytes."""
         self.home: dict[int, int] = {}
         """Where leaves lie that leave for the host."""
         super().__init__(graph)
@@ -168,6 +172,8 @@ class _Recorder(Memory):
             self.place = place
             if place == len(program.forward):
                 half = self.now
+            if place == len(program.forward) or self.under_way.ended_before(line):
+                self._end_exchange()
             if isinstance(line, Run):
                 if line.op in states:
                     states.discard(line.op)
@@ -177,6 +183,7 @@ class _Recorder(Memory):
                 self.use = Purpose.FETCHED
                 self.move(line)
                 self.now += 1
+        self._end_exchange()
         self.place = 0
         self._end(program, half if program.backward else self.now, drawn)
 
@@ -195,10 +202,25 @@ class _Recorder(Memory):
         if isinstance(line, Loop):
             for number in sorted({tile.body for tile in line.tiles}):
                 self._play_body(program, number)
+        elif line.beside:
+            self.under_way.begin(line)
+            self.exchange = birth, self.at, line.beside
+            more = workspace_bytes[line.op] - line.beside if workspace_bytes else 0
+            self._beside(birth, max(0, more), Purpose.WORKSPACE)
         elif workspace_bytes:
             self._beside(birth, workspace_bytes[line.op], Purpose.WORKSPACE)
         for tensor in again:
             self._beside(birth, allocated_bytes(self.graph.tensors[tensor]), Purpose.AGAIN, (tensor,))
+
+    def _end_exchange(self) -> None:
+        """The workspace of an exchange that went on beside others is free."""
+        if self.exchange is not None:
+            birth, at, size = self.exchange
+            self.under_way.end()
+            self.opened += 1
+            row = Allocation(birth, self.now, size, Purpose.WORKSPACE, at)
+            self.done.append((birth, self.opened, row))
+            self.exchange = None
 
     def _play_body(self, program: Program, number: int) -> None:
         body = program.bodies[number]

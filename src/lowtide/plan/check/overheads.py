@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lowtide.graph import Graph, Phase, Role
+from lowtide.graph import EXCHANGE, SUM, Graph, Phase, Role
 from lowtide.plan.check.graph import CUDA_GRANULE, Facts
-from lowtide.plan.program.instructions import Program, Run
+from lowtide.plan.program.instructions import Drop, Instruction, Program, Run
 
-__all__ = ["STATE_BYTES", "beside_bytes", "random_again", "restorable_bytes"]
+__all__ = ["STATE_BYTES", "OnItsWay", "beside_bytes", "random_again", "restorable_bytes"]
 
 STATE_BYTES = 2 * 5056
 """The state of a generator on the host."""
@@ -46,3 +46,38 @@ def beside_bytes(facts: Facts, program: Program) -> int:
             reads = set(op.reads) - passed
             old |= {t for t in reads if t in updated or graph.tensors[t].role is Role.BUFFER}
     return 4 * scalar + sum(facts.size[t] for t in old)
+
+
+class OnItsWay:
+    """One at a time is on its way, and takes what the Program says."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._result: set[int] = set()
+        """Storages of its result."""
+        self._held = 0
+
+    def start(self, op: int, size: int) -> None:
+        """It goes on beside what comes next."""
+        owner = self._graph.storages()
+        self._result, self._held = {owner[t] for t in self._graph.ops[op].outputs}, size
+
+    def ended(self) -> int:
+        """It is waited for; the bytes that it has held."""
+        held, self._held = self._held, 0
+        self._result = set()
+        return held
+
+    def hinders(self, line: Instruction) -> bool:
+        """Whether an instruction has to wait for it: it touches the result, or communicates itself."""
+        if not self._result:
+            return False
+        ops, owner = self._graph.ops, self._graph.storages()
+        if isinstance(line, Run):
+            op = ops[line.op] if 0 <= line.op < len(ops) else None
+            if op is None or op.kind in (EXCHANGE, SUM):
+                return op is not None
+            tensors = [*op.inputs, *op.outputs]
+        else:
+            tensors = [*line.tensors] if isinstance(line, Drop) else [line.tensor]
+        return not self._result.isdisjoint(owner[t] for t in tensors if 0 <= t < len(owner))

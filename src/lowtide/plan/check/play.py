@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lowtide.errors import PlanError
-from lowtide.graph import LOOP, Op, Phase
+from lowtide.graph import EXCHANGE, LOOP, Op, Phase
 from lowtide.plan.check.graph import Facts, facts_of, only_names, sound
 from lowtide.plan.check.held import Held, Storage
 from lowtide.plan.check.in_place import wrong_in_place
 from lowtide.plan.check.order import Order
-from lowtide.plan.check.overheads import STATE_BYTES, beside_bytes, random_again, restorable_bytes
+from lowtide.plan.check.overheads import STATE_BYTES, OnItsWay, beside_bytes, random_again, restorable_bytes
 from lowtide.plan.check.rules import Rule, broken
 from lowtide.plan.check.short_reruns import wrong_short
 from lowtide.plan.check.tiles import wrong_loop, wrong_region
@@ -57,6 +57,7 @@ class Player(Held):
         """Bytes that bodies take besides what goes into them, once they were played."""
         self.later: dict[int, Storage] = {}
         """What comes in with backward alone."""
+        self.on_its_way = OnItsWay(self.graph)
         self.restorable = restorable_bytes(self.graph)
         self.live += beside_bytes(facts, program) + self.restorable
         self.states = random_again(self.graph, program)
@@ -88,6 +89,8 @@ class Player(Held):
             self.place = place
             if place == len(self.program.forward):
                 self._end_forward()
+            if place == len(self.program.forward) or self.on_its_way.hinders(line):
+                self.live -= self.on_its_way.ended()
             if isinstance(line, Run):
                 self._run(line)
             elif isinstance(line, Drop):
@@ -163,8 +166,17 @@ class Player(Held):
             self.states.discard(line.op)
             self.live += STATE_BYTES
         self.runs += 1
-        extra = self.workspace[line.op] if self.workspace else 0
+        extra = max(self.workspace[line.op] if self.workspace else 0, line.beside)
         self.mark(passing + (self._turned(line) if isinstance(line, Loop) else extra))
+        self._go_on(line, op)
+
+    def _go_on(self, line: Run, op: Op) -> None:
+        """What an exchange takes that goes on beside others."""
+        if line.beside:
+            if op.kind != EXCHANGE or line.beside < 0:
+                self._wrong(Rule.BESIDE, f"goes on beside {op.label!r}, which is no exchange of some bytes")
+            self.on_its_way.start(line.op, line.beside)
+            self.live += line.beside
 
     def _read(self, index: int, op: Op, again: bool) -> None:
         facts = self.facts

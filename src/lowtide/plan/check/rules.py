@@ -43,6 +43,7 @@ class Rule(IntEnum):
     DECISIONS = 29
     FORMS = 30
     SAME_STEP = 31
+    BESIDE = 32
 
 
 def broken(rule: Rule, what: str) -> PlanError:

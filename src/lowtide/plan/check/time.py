@@ -3,8 +3,9 @@
 Copies to the host and back go beside the computation, one after the other each way. A drop waits until what
 it lets go of is on the host, and an operator until what it reads is back.
 
-Communications go one after the other too. An exchange holds the operators up until it has ended. A sum does
-not: whoever reads, sends or drops it waits for it, and so does the end of forward and of backward.
+Communications go one after the other too. An exchange holds the operators up until it has ended, unless the
+Program says that it goes on beside them. A sum does not: whoever reads, sends or drops it waits for it, and
+so does the end of forward and of backward. For an exchange that goes on the next communication waits too.
 """
 
 from __future__ import annotations
@@ -66,9 +67,8 @@ def seconds_of(
                 clock.wait(clock.back.pop(t, 0.0))
                 clock.wait(clock.sums.pop(t, 0.0))
             own = seconds[line.op]
-            clock.now += short.get(line.op, own) if line.short else own
-            if line.op in talks:
-                clock.talk(op, talks[line.op])
+            own = short.get(line.op, own) if line.short else own
+            clock.work(op, own, talks.get(line.op), beside=line.beside > 0)
             ended = clock.now
         elif isinstance(line, Drop):
             for t in line.tensors:
@@ -105,14 +105,22 @@ class _Clock:
         self.wire = 0.0
         """When the last communication has ended."""
         self.sums: dict[int, float] = {}
-        """When sums end that nobody has waited for."""
+        """When sums end that nobody has waited for, and the exchange that goes on beside others."""
+        self.exchanged = -1
+        """The result of that exchange."""
 
     def wait(self, until: float) -> None:
         self.now = max(self.now, until)
 
-    def talk(self, op: Op, seconds: float) -> None:
-        self.wire = max(self.now, self.wire) + seconds
-        if op.kind == SUM:
+    def work(self, op: Op, seconds: float, wire: float | None, *, beside: bool) -> None:
+        if wire is None:
+            self.now += seconds
+            return
+        self.wait(self.sums.pop(self.exchanged, 0.0))
+        self.now += seconds
+        self.wire = max(self.now, self.wire) + wire
+        self.exchanged = op.outputs[0] if beside else -1
+        if beside or op.kind == SUM:
             self.sums |= dict.fromkeys(op.outputs, self.wire)
         else:
             self.wait(self.wire)

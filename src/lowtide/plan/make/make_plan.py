@@ -26,6 +26,7 @@ from lowtide.plan.offload.parameters import movable, streamed
 from lowtide.plan.problem.problem import Problem, build_problem
 from lowtide.plan.problem.reorder import in_order, lean_order
 from lowtide.plan.problem.schedule import evaluate
+from lowtide.plan.program.beside import with_beside
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import with_in_place
 from lowtide.plan.program.instructions import Program
@@ -258,7 +259,9 @@ def _plan(
     timeline: Timeline | None = None,
 ) -> Plan:
     workspace, outside = costs.workspace_bytes, task.room.outside_bytes
-    timeline = timeline or played(graph, costs, program, task.room.link)
+    given, program = program, with_beside(graph, program, workspace, costs.on_their_way)
+    if timeline is None or program != given:
+        timeline = played(graph, costs, program, task.room.link)
     peak = timeline.peak_bytes if graph.ops else Memory(graph).resident_bytes
     check(
         graph,

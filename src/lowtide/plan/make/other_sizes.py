@@ -7,13 +7,14 @@ of the other, and how much it takes there is simulated. That is quick, where a s
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterable, Iterator
 
 from lowtide.errors import PlanError
 from lowtide.graph import Graph, Op
 from lowtide.plan.make.make_plan import plain_peak, plan_with
 from lowtide.plan.program.costs import Costs
-from lowtide.plan.program.instructions import Program
+from lowtide.plan.program.instructions import Program, Run
 from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.request import DeviceRoom, PlanRequest, PlanTask
 from lowtide.plan.result.plan import Plan
@@ -53,7 +54,9 @@ def scaled(plan: Plan, graph: Graph, *, shrinking: bool = False) -> Costs:
     least = 0.0 if shrinking else 1.0
     workspace = tuple(int(size * max(least, ratio)) for size, ratio in spaces)
     short, wire = ({op: s * ratios[op] for op, s in some.items()} for some in (plan.short, plan.wire_seconds))
-    return Costs(seconds, workspace, "estimated", short=short, wire_seconds=wire)
+    runs = (line for line in plan.program.instructions if isinstance(line, Run) and line.beside)
+    coming = {line.op: math.ceil(line.beside * ratios[line.op]) for line in runs}
+    return Costs(seconds, workspace, "estimated", short=short, wire_seconds=wire, on_their_way=coming)
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Op, Op]]:

@@ -64,6 +64,7 @@ class PausedStep:
                 workspace_bytes=tuple(workspace),
                 short={k + (k >= place): one for k, one in costs.short.items()},
                 wire_seconds={k + (k >= place): one for k, one in costs.wire_seconds.items()},
+                on_their_way={k + (k >= place): one for k, one in costs.on_their_way.items()},
             ),
             frozenset(k + (k >= place) for k in able),
             place,

@@ -184,7 +184,7 @@ def _with_bodies(
             loop, tiles=tiles, cut=tuple(looped.cut), end=looped.end, channels_last=looped.channels_last
         )
     known, origin = looped.costs, steps[0].costs.origin
-    beside = known.short, known.wire_seconds, looped.disturbed
+    beside = known.short, known.wire_seconds, looped.disturbed, known.on_their_way
     return Costs(seconds, workspace, origin, False, *beside), lines
 
 

@@ -5,5 +5,5 @@ need no search (``simple``), and their live bytes and time (``simulate``, with `
 ``copy_lanes``). ``beside`` says which exchanges need not be waited for.
 
 From outside: ``beside``, ``copy_lanes``, ``costs``, ``in_place``, ``instructions``, ``memory``,
-``short_reruns``, ``simple``, ``simulate``, ``updated_leaves``.
+``short_reruns``, ``simple``, ``simulate``, ``under_way``, ``updated_leaves``.
 """

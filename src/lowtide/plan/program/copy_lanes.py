@@ -6,8 +6,9 @@
     communication                                                          └─sum y────────┘
 
 Each lane works first in, first out, beside the operators. A sum goes on beside the operators after it, and
-who reads it first waits. An exchange is taken to be waited for where it stands, though it may go on beside
-others too (``beside.py``). Forward and backward end with all sums done.
+who reads it first waits. An exchange is waited for where it stands, unless its instruction says that it goes
+on beside others too; then the next communication waits for it as well. Forward and backward end with all
+done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
-from lowtide.graph import Graph
+from lowtide.graph import SUM, Graph
+from lowtide.plan.program.instructions import Run
 from lowtide.plan.program.memory import allocated_bytes
 
 __all__ = ["Lanes", "Link"]
@@ -57,7 +59,9 @@ class Lanes:
         self._on_host: dict[int, float] = {}
         self._wire = 0.0
         self._summed: dict[int, float] = {}
-        """When sums are there that nobody has waited for."""
+        """When sums and exchanges are there that nobody has waited for."""
+        self._exchange = -1
+        """The result of the exchange that goes on beside others."""
         self.waited: dict[int, float] = {}
         """Seconds that were spent waiting for copies and sums of each tensor."""
 
@@ -97,6 +101,18 @@ class Lanes:
         waited, self._spoken_for = self._spoken_for, 0.0
         self.now += seconds
         return seconds + waited
+
+    def work(self, line: Run, reads: Iterable[int], seconds: float) -> float:
+        """Run an operator, and communicate if it does; what both take with what was waited for."""
+        wire = self.wire_seconds.get(line.op)
+        if wire is None:
+            return self.run(reads, seconds)
+        self._wait(self._exchange, self._summed.pop(self._exchange, 0.0))
+        op, beside = self.graph.ops[line.op], line.beside > 0
+        took = self.run(reads, seconds)
+        took += self.communicate(op.outputs, wire, waits=op.kind != SUM and not beside)
+        self._exchange = op.outputs[0] if beside else -1
+        return took
 
     def communicate(self, results: Sequence[int], seconds: float, *, waits: bool) -> float:
         """Queue a communication with these results; what the computation waits for it here."""

@@ -25,6 +25,8 @@ class Costs:
     """What communications take on their lane, by operator; ``seconds`` has what they compute."""
     disturbed: int = 0
     """How many operators were measured while the machine was busy."""
+    on_their_way: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of the parts that exchanges send and receive, by operator; one that is not here is waited for."""
 
     def plain_seconds(self, graph: Graph) -> float:
         """The time that overhead is told against."""

@@ -24,6 +24,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     """Position in the operator's inputs of the tensor whose storage the first output takes over."""
     short: bool = False
     """Make the first output alone again, from others that the first run gave: a BatchNorm's statistics."""
+    beside: int = 0
+    """Go on with what follows while this exchange is on its way, which takes so many bytes; 0: wait for it.
+
+    It ends before the next communication, before whatever reads, sends or drops its result, and with its part
+    of the Program."""
 
 
 class Tile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lowtide.graph import SUM, Graph, Phase, Role, Timeline
+from lowtide.graph import Graph, Phase, Role, Timeline
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
+from lowtide.plan.program.under_way import UnderWay
 
 __all__ = [
     "RANDOM_STATE_BYTES",
@@ -64,11 +65,12 @@ def simulate(
     lanes = lanes or Lanes(graph, link)
     storage = graph.storages() if _moves_leaves(memory, program) else []
     between = memory.live if storage else 0
-    talks = lanes.wire_seconds
+    talks, under_way = lanes.wire_seconds, UnderWay(graph)
     for position, instruction in enumerate(program.instructions):
         if position == len(program.forward):
-            memory.live -= before
+            memory.live -= before + under_way.end()
             lanes.settle()
+        memory.live -= under_way.ended_before(instruction)
         if not isinstance(instruction, Run):
             memory.move(instruction)
             if isinstance(instruction, Drop):
@@ -83,19 +85,17 @@ def simulate(
         if instruction.op in states:
             states.discard(instruction.op)
             memory.live += RANDOM_STATE_BYTES
-        workspace = workspace_bytes[instruction.op] if workspace_bytes else 0
+        workspace = max(workspace_bytes[instruction.op] if workspace_bytes else 0, instruction.beside)
         if isinstance(instruction, Loop):
             workspace = max(inside_bytes(program.bodies[k]) for k in {t.body for t in instruction.tiles})
         live.append(max(memory.live + passing + workspace, between))
         between = 0
         extra.append(workspace)
+        memory.live += under_way.begin(instruction)
         reads = graph.ops[instruction.op].reads
         if storage:  # a leaf is waited for whichever of its views is read
             reads += tuple(storage[t] for t in graph.ops[instruction.op].inputs)
-        took.append(lanes.run(reads, _spent(instruction, seconds, short or {})))
-        if instruction.op in talks:
-            op = graph.ops[instruction.op]
-            took[-1] += lanes.communicate(op.outputs, talks[instruction.op], waits=op.kind != SUM)
+        took.append(lanes.work(instruction, reads, _spent(instruction, seconds, short or {})))
     if live and (storage or talks):
         live[-1] = max(live[-1], between)
         lanes.settle()
