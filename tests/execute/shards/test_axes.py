@@ -17,6 +17,7 @@ from lowtide.graph.shards import Mesh
 from lowtide.plan.make.cheapest import cheapest, cost_of
 from lowtide.trace.shards.device_step import device_step
 from lowtide.trace.shards.kinds import CUT_KINDS
+from lowtide.trace.shards.prices import ShardPrices
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture
 from tests.trace.shards.test_local import GPT2, RESNET, UNET, Captured, compared
@@ -113,13 +114,16 @@ def test_the_cost_of_a_split_is_known_without_that_of_others():
     """The same as among all choices, of which it is one."""
     case = Captured("own")
     seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
-    first, second = (ShardWays(case.joint, 3, seconds, WireSpeed(1e6, 1e-3)) for _ in range(2))
-    found = cheapest(first.alone, first.pairs, 5.0)
+    first, second = ways = [ShardWays(case.joint, 3) for _ in range(2)]
+    prices = [ShardPrices(one, seconds, WireSpeed(1e6, 1e-3)) for one in ways]
+    found = cheapest(*prices[0].weighted(), 5.0)
     second.settle(first.shards(found.choices))
     assert {len(some) for some in (*second.cuts, *second.shares)} == {1}
-    only = [0] * len(second.alone)
-    assert cost_of(only, second.alone, second.pairs) == pytest.approx(found.cost, rel=1e-12)
-    held = [cost_of(choices, ways.held, {}) for choices, ways in ((found.choices, first), (only, second))]
+    only = [0] * len(found.choices)
+    assert cost_of(only, *prices[1].weighted()) == pytest.approx(found.cost, rel=1e-12)
+    assert prices[1].times(only) == prices[0].times(found.choices)
+    both = zip((found.choices, only), prices, strict=True)
+    held = [cost_of(choices, one.held, {}) for choices, one in both]
     assert held[0] == held[1] > 0
 
 

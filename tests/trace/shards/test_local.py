@@ -19,6 +19,7 @@ from lowtide.plan.program.simple import store_all
 from lowtide.trace.shards.device_step import device_step
 from lowtide.trace.shards.kinds import CUT_KINDS
 from lowtide.trace.shards.local import local_step
+from lowtide.trace.shards.prices import ShardPrices
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.capture import capture
 from lowtide.zoo import locallyconnected
@@ -229,8 +230,8 @@ def captured():
 def split(case, devices, kind="any"):
     """As much as can be: computing takes long, and moving next to nothing."""
     seconds = dict.fromkeys(range(len(case.joint.graph.ops)), 1.0)
-    ways = ShardWays(case.joint, devices, seconds, WireSpeed(1e12, 0.0), CUT_KINDS[kind])
-    found = cheapest(ways.alone, ways.pairs, 5.0)
+    ways = ShardWays(case.joint, devices, CUT_KINDS[kind])
+    found = cheapest(*ShardPrices(ways, seconds, WireSpeed(1e12, 0.0)).weighted(), 5.0)
     assert found.bound <= found.cost + 1e-6
     return ways.shards(found.choices)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from lowtide.cost.wire import WireSpeed
 from lowtide.graph.access import access
 from lowtide.graph.shards import Cut, Mesh, OperatorShare, Shards
-from lowtide.plan.make.cheapest import cheapest, cost_of
+from lowtide.plan.make.cheapest import cheapest, cost_of, fastest
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
+from lowtide.trace.shards.prices import TIMES_FORWARD, OperatorTimes, ShardPrices, step_seconds
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
@@ -41,19 +42,17 @@ class AxesSplit:
     """A split over several axes, and what a device is predicted to take."""
 
     shards: Shards
+    seconds: float
+    """Of a step; sums of gradients go on beside backward, and nothing else does."""
     compute_seconds: float
     """Of the operators, as far as they are split."""
     wire_seconds: float
+    """Of all communications."""
     wire_bytes: float
     """That a device gets from others, or sends into sums, in a step."""
     held_bytes: float
     """Of parameters with their gradients, and of results that backward reads."""
     planning_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, if nothing is exchanged while something is computed."""
-        return self.compute_seconds + self.wire_seconds
 
 
 def axes_of(devices: int) -> tuple[int, ...]:
@@ -92,28 +91,31 @@ def split_axes(
             done = _joined(chosen)
             continue
         left = _left(joint, seconds, chosen)
-        ways = ShardWays(joint, size, left, link, kind, done)
+        ways = ShardWays(joint, size, kind, done)
         ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
-        found = ways.shards(
-            cheapest(ways.priced(prices.byte_seconds), ways.pairs, time_limit / len(links)).choices
-        )
-        chosen.append(found)
+        by, limit = ShardPrices(ways, left, link), time_limit / len(links)
+        if prices.byte_seconds:
+            found = cheapest(*by.priced(prices.byte_seconds), limit)
+        else:
+            found = fastest(by.weighted, by.seconds, limit)
+        chosen.append(ways.shards(found.choices))
         done = _joined(chosen)
     planned = time.monotonic() - began
     assert done is not None
-    wire = moved = 0.0
-    kept = 0.0
+    computed = _left(joint, seconds, chosen).values()
+    own = [OperatorTimes() for t in joint.inputs if t is not None]
+    own += [OperatorTimes(TIMES_FORWARD * one) for one in computed]
+    moved = kept = 0.0
     for axis, link in enumerate(links):
         others = [one for k, one in enumerate(chosen) if k != axis]
-        before = _joined(others) if others else None
-        for speed in (link, _BYTES):
-            ways = ShardWays(joint, mesh.sizes[axis], {}, speed, kind, before)
-            ways.settle(chosen[axis])
-            taken = cost_of([0] * len(ways.alone), ways.alone, ways.pairs)
-            wire, moved = (wire + taken, moved) if speed is link else (wire, moved + taken)
-        kept = cost_of([0] * len(ways.held), ways.held, {})
-    compute = sum(3 * one for one in _left(joint, seconds, chosen).values())
-    return AxesSplit(done, compute, wire, moved, kept, planned)
+        ways = ShardWays(joint, mesh.sizes[axis], kind, _joined(others) if others else None)
+        ways.settle(chosen[axis])
+        by, only = ShardPrices(ways, {}, link), [0] * len(own)
+        own = [one + other for one, other in zip(own, by.times(only), strict=True)]
+        moved += sum(one.talking for one in ShardPrices(ways, {}, _BYTES).times(only))
+        kept = cost_of(only, by.held, {})
+    compute, wire = (sum(some) for some in zip(*((one.computing, one.talking) for one in own), strict=True))
+    return AxesSplit(done, step_seconds(own), compute, wire, moved, kept, planned)
 
 
 def _joined(some: Sequence[Shards]) -> Shards:

@@ -15,8 +15,9 @@ from lowtide.execute.shards.axes import Prices, split_axes
 from lowtide.execute.shards.meeting import Meeting
 from lowtide.execute.shards.tried import FREE, Chooser, ShardChoice, SplitTried, choose, compared, fitting
 from lowtide.graph.shards import Cut, Mesh, Shards
-from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of
+from lowtide.plan.make.cheapest import Chosen, cheapest, cost_of, fastest
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
+from lowtide.trace.shards.prices import ShardPrices
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
@@ -66,10 +67,14 @@ def choose_shards(
         return split.shards, Chosen((), split.seconds, 0.0)
 
     def chosen(link: WireSpeed, price: float) -> tuple[Shards, Chosen, float]:
-        ways = ShardWays(joint, mesh.devices, seconds, link, kind)
+        ways = ShardWays(joint, mesh.devices, kind)
         ways.hold({t: cut[0] for t, cut in (held or {}).items()})
-        found = cheapest(ways.priced(price), ways.pairs, time_limit)
-        return ways.shards(found.choices), found, cost_of(found.choices, ways.held, {})
+        prices = ShardPrices(ways, seconds, link)
+        if price:
+            found = cheapest(*prices.priced(price), time_limit)
+        else:
+            found = fastest(prices.weighted, prices.seconds, time_limit)
+        return ways.shards(found.choices), found, cost_of(found.choices, prices.held, {})
 
     shards, found, taken = chosen(priced[0], 0.0)
     if fits(shards, taken):

@@ -17,12 +17,13 @@ from lowtide.cost.wire import WireSpeed
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Role
 from lowtide.graph.shards import Mesh, Shards
-from lowtide.plan.make.cheapest import MemoryRow, cheapest, cost_of
+from lowtide.plan.make.cheapest import MemoryRow, cheapest, fastest
 from lowtide.plan.make.make_plan import make_plan, plain_peak
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.request import PlanRequest
 from lowtide.trace.shards.device_step import device_step, likeness
 from lowtide.trace.shards.kinds import CUT_KINDS
+from lowtide.trace.shards.prices import ShardPrices
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 from lowtide.units import format_bytes
@@ -104,23 +105,23 @@ class Chooser:
 
     def tried(self, name: str) -> Iterator[SplitTried]:
         """Splits of a kind, by what a device may hold."""
-        ways = ShardWays(self.joint, self.devices, self.seconds, self.link, CUT_KINDS[name])
-        free = ShardWays(self.joint, self.devices, self.seconds, FREE, CUT_KINDS[name])
-        by = free if self.forced else ways
+        ways = ShardWays(self.joint, self.devices, CUT_KINDS[name])
+        prices = ShardPrices(ways, self.seconds, self.link)
+        by = ShardPrices(ways, self.seconds, FREE) if self.forced else prices
         limits = [None, *(share * self.budget for share in _LIMITS)] if self.budget is not None else [None]
         seen: set[tuple[int, ...]] = set()
         bound = 0.0
         for most in limits:
-            row = None if most is None else MemoryRow(ways.held, ways.copied, most)
+            row = None if most is None else MemoryRow(prices.held, prices.copied, most)
             try:
-                found = cheapest(by.alone, by.pairs, self.time_limit, row)
+                found = fastest(by.weighted, by.seconds, self.time_limit, row)
             except PlanError:  # none holds so little
-                found = cheapest(_scaled(ways.held), _paired(ways), self.time_limit)
+                found = cheapest(_scaled(prices.held), _paired(prices), self.time_limit)
             bound = found.bound if most is None else bound
             if found.choices not in seen:
                 seen.add(found.choices)
-                cost = cost_of(found.choices, ways.alone, ways.pairs)
-                one = self.looked_at(name, ways.shards(found.choices), cost, bound)
+                taken = prices.seconds(found.choices)
+                one = self.looked_at(name, ways.shards(found.choices), taken, bound)
                 yield one
                 if one.plain_bytes <= (self.budget or one.plain_bytes):
                     return  # with less to hold it takes longer
@@ -192,11 +193,11 @@ def _scaled(sizes: list[list[float]]) -> list[list[float]]:
     return [[size * _MEGA for size in some] for some in sizes]
 
 
-def _paired(ways: ShardWays) -> dict[tuple[int, int], list[list[float]]]:
+def _paired(prices: ShardPrices) -> dict[tuple[int, int], list[list[float]]]:
     """What two choices take of the memory; infinite where they do not go together."""
     found = {}
-    for pair, costs in ways.pairs.items():
-        rows = zip(costs, _scaled(ways.copied[pair]), strict=True)
+    for pair, costs in prices.weighted()[1].items():
+        rows = zip(costs, _scaled(prices.copied[pair]), strict=True)
         found[pair] = [
             [inf if cost == inf else size for cost, size in zip(*row, strict=True)] for row in rows
         ]

@@ -1,26 +1,34 @@
-"""``cheapest``: one choice for each of several things, where choices cost by themselves and in pairs."""
+"""``cheapest``: one choice for each of several things, where choices cost by themselves and in pairs.
+
+``fastest``: the same where parts of the cost go on beside each other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import PlanError
 from lowtide.plan.bounds.model import Rows
 
-__all__ = ["Chosen", "MemoryRow", "Pairs", "cheapest", "cost_of"]
+__all__ = ["Chosen", "MemoryRow", "Pairs", "Weighted", "cheapest", "cost_of", "fastest"]
 
 Pairs = Mapping[tuple[int, int], Sequence[Sequence[float]]]
 """By two things: what each choice of the first takes together with each of the second; infinite where they
 do not go together."""
+Weighted = Callable[[float, float], tuple[Sequence[Sequence[float]], Pairs]]
+"""What choices cost alone and in pairs, where two parts of the cost count so much each."""
 _NODES = 100_000
 _GAP = 1e-9
 _LARGEST = 1e3
 """The largest cost of a choice, as the solver is told: it takes what is far below 1 for nothing."""
 _CONTINUOUS = 2.0
 """What may grow beyond 1 is no choice."""
+_HALVINGS = 2
+"""How often the weights of parts that go on beside each other are looked for between two others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,35 @@ def cheapest(
     if memory is None and cost_of(first, alone, pairs) < cost_of(choices, alone, pairs):
         choices = first  # the search was ended before it found as good ones
     return Chosen(choices, cost_of(choices, alone, pairs), found.dual / scale)
+
+
+def fastest(
+    weighted: Weighted,
+    taken: Callable[[Sequence[int]], float],
+    seconds: float,
+    memory: MemoryRow | None = None,
+) -> Chosen:
+    """The choices that cost least by ``taken``, where two parts of the cost go on beside each other.
+
+    So choices cost no less than either part with all the rest: than both, weighted by two numbers that
+    add up to one. The cheapest ones are found for several weights, and for the sum of both; the bound is
+    the highest. Half of the time goes to the sum.
+    """
+    best = cheapest(*weighted(1.0, 1.0), seconds / 2, memory)
+    found, bound = [best.choices], 0.0
+    low, high, share = 0.0, 1.0, 1.0
+    for _ in range(1 + _HALVINGS):
+        with contextlib.suppress(PlanError):  # not in so little time
+            one = cheapest(*weighted(share, 1.0 - share), seconds / 2 / (1 + _HALVINGS), memory)
+            bound = max(bound, one.bound)
+            found.append(one.choices)
+            parts = [cost_of(one.choices, *weighted(*part)) for part in ((1.0, 0.0), (0.0, 1.0))]
+            low, high = (share, high) if parts[0] > parts[1] else (low, share)
+        if low == high:
+            break
+        share = (low + high) / 2
+    choices = min(found, key=taken)
+    return Chosen(choices, taken(choices), min(bound, taken(choices)))
 
 
 def _pair(
