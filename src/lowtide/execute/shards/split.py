@@ -21,9 +21,9 @@ from lowtide.graph.shards import Shards
 from lowtide.plan.check.communication import Communication, check_communication, communications
 from lowtide.plan.check.time import seconds_of
 from lowtide.plan.result.plan import Plan
-from lowtide.trace.distributed.exchange import gradient_summed
 from lowtide.trace.distributed.wires import connect
 from lowtide.trace.shards.local import OPERATOR, LocalStep, local_step
+from lowtide.trace.shards.sums import with_sums
 from lowtide.trace.step.joint import Joint
 
 __all__ = [
@@ -66,17 +66,15 @@ class SplitStep:
     """What one process runs of a step: ``step(model, *parts)`` gives the result of the whole."""
 
     def __init__(self, joint: Joint, local: LocalStep, wires: Sequence[str]) -> None:
-        self._local = local
+        self._local = with_sums(local, wires)
         self._names: list[str | None] = []
         self.boxes: dict[str, Rect] = {}
         """Which part of each parameter and buffer this process holds."""
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Those of the whole."""
-        self._summed: list[tuple[str, ...]] = []
         for place, t in enumerate(joint.inputs):
             assert t is not None
             tensor = joint.graph.tensors[t]
-            self._summed.append(tuple(wires[axis] for axis in local.summed.get(place, ())))
             if tensor.role is Role.INPUT:
                 self._names.append(None)
                 continue
@@ -110,14 +108,10 @@ class SplitStep:
         """The loss from the model of this process and its parts of a batch."""
         module = self._local.module
         paths = [None if name is None else tuple(name.split(".")) for name in self._names]
-        summed = tuple(zip(paths, self._summed, strict=True))
 
         def step(model: nn.Module, *parts: torch.Tensor) -> torch.Tensor:
             given = iter(parts)
-            values = []
-            for path, wires in summed:
-                value = next(given) if path is None else _at(model, path)
-                values.append(gradient_summed(value, wires) if wires else value)
+            values = [next(given) if path is None else _at(model, path) for path in paths]
             found: torch.Tensor = module(*values)[0]
             return found
 

@@ -13,11 +13,12 @@ from torch import Tensor, fx
 
 from lowtide.graph import Role
 from lowtide.graph.shards import Shards
-from lowtide.trace.distributed.exchange import EXCHANGE, gradient_summed
+from lowtide.trace.distributed.exchange import EXCHANGE
 from lowtide.trace.distributed.wires import connect
 from lowtide.trace.eager.layouts import Layouts
 from lowtide.trace.shards.local import LocalStep, local_step
 from lowtide.trace.shards.moved import MovedPart, marked, moved_parts, unmarked
+from lowtide.trace.shards.sums import with_sums
 from lowtide.trace.step.joint import Joint, Leaf
 from lowtide.trace.tiles.differentiate import Example, Forward, differentiated
 
@@ -133,7 +134,7 @@ def device_step(joint: Joint, shards: Shards, rank: int, *, sums: bool = False) 
             leaves.append(Leaf(tensor.label, tensor.role))
         marked(local.module.graph, joint.graph)
         if sums:
-            _with_sums(local, names)
+            with_sums(local, names)
         found = differentiated(Forward(local.module.graph, examples, leaves, Layouts()))
     behind = [] if sums else list(_behind(joint, local))
     moved = (*moved_parts(found, shards.mesh.sizes), *behind)
@@ -149,14 +150,3 @@ def _behind(joint: Joint, local: LocalStep) -> Iterator[MovedPart]:
             size = math.prod(local.boxes[place].shape) * joint.values[t].element_size()
             for axis in axes:
                 yield MovedPart(t, -1, "sum", "backward", axis, -1, size)
-
-
-def _with_sums(local: LocalStep, names: Sequence[str]) -> None:
-    """Have the step itself add these gradients up, as a process does."""
-    graph = local.module.graph
-    inputs = graph.find_nodes(op="placeholder")
-    for place, axes in local.summed.items():
-        with graph.inserting_after(inputs[-1]):
-            wires = tuple(names[axis] for axis in axes)
-            summed = graph.call_function(gradient_summed, (inputs[place], wires))
-        inputs[place].replace_all_uses_with(summed, delete_user_cb=lambda user, made=summed: user is not made)

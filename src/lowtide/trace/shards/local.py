@@ -41,6 +41,7 @@ from lowtide.trace.operators import (
 )
 from lowtide.trace.shards.batch_norm import BATCH_NORMS, batch_norm
 from lowtide.trace.shards.constants import constant
+from lowtide.trace.shards.sums import added_later
 from lowtide.trace.shards.unread import behind, made_from, taking_part
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
@@ -109,8 +110,7 @@ class _Local:
         for t, value in self.joint.constants.items():
             box = Rect.of_shape(value.shape)
             self.cuts[t], self.parts[t] = replicated(self.mesh), InputPart(constant(self.target, value), box)
-        shared, alike = self._uses()
-        self.added_later = {t: shared[t] - alike[t] for t in self.inputs}
+        self.added_later = added_later(self.joint, self.shards, self.inputs)
         for number, op, call in self.forward:
             if op.changes or op.updates or self.needed.intersection(op.outputs):
                 before = len(self.target.nodes)
@@ -156,18 +156,6 @@ class _Local:
                 whole = op.random or op.changes or op.updates or not relations
                 needed |= set(op.inputs) if whole else {t for t, read in pairs if read is not None}
         return needed
-
-    def _uses(self) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-        """Axes along which devices use an input that all hold for something of their own, or for the same."""
-        shared: dict[int, set[int]] = {t: set() for t in self.inputs}
-        alike: dict[int, set[int]] = {t: set() for t in self.inputs}
-        for number, op, _ in self.forward:
-            share = self.shards.share(number)
-            for t in self.inputs.keys() & set(op.inputs):
-                for axis in self.axes:
-                    if self.cuts[t][axis] is None:
-                        (shared if share.shared(axis) else alike)[t].add(axis)
-        return shared, alike
 
     def _shape(self, t: int) -> tuple[int, ...]:
         return self.graph.tensors[t].shape or ()
