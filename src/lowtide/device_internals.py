@@ -5,6 +5,7 @@ Each says in which versions of torch it was seen, and handles what differs betwe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "tf32_in_convolutions",
     "tf32_in_products",
     "uses_of_storage",
+    "usual_segments",
 ]
 
 
@@ -165,6 +167,16 @@ def allocations_of(device: int) -> tuple[int, int, int]:
     found = torch._C._cuda_memoryStats(device)
     count, size = found["allocation"]["all"], found["allocated_bytes"]["all"]
     return int(count["allocated"]), int(size["allocated"]), int(count["current"])
+
+
+def usual_segments() -> bool:
+    """Whether PyTorch's allocator asks for segments of its own sizes: nobody has set others.
+
+    Settings can be read in 2.13; before, those of the environment alone.
+    """
+    told = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", str)
+    return "large_segment_size" not in " ".join((*told, read()))
 
 
 def free_library_workspaces() -> None:

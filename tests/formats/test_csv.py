@@ -57,6 +57,8 @@ BROKEN = {
     "id,lower,upper,size\n,1,2,5\n": (2, "a name"),
     "id,lower,upper,size\na,x,2,5\n": (2, "a whole number"),
     "id,lower,upper,size\na,1,2,9999999999999999999\n": (2, "2^60"),
+    "id,lower,upper,size\na,0,9223372036854775808,10\n": (2, "2^60"),
+    "id,lower,upper,size\na,-9223372036854775808,0,10\n": (2, "2^60"),
     'id,lower,upper,size\n"a,1,2,5\n': (2, "comma-separated"),
 }
 

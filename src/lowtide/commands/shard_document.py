@@ -18,10 +18,10 @@ from lowtide.plan.result.shard_plan import DevicePicture, ShardMove, ShardPlan, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lowtide.cost.device import Device
     from lowtide.cost.wire import WireSpeed
     from lowtide.execute.compare.shards import ShareMeasured
     from lowtide.execute.shards.tried import Chooser, ShardChoice, SplitTried
+    from lowtide.graph.shards import Mesh
     from lowtide.trace.shards.device_step import DeviceStep
 
 __all__ = ["shard_plan", "taken"]
@@ -61,13 +61,7 @@ def shard_plan(chooser: Chooser, choice: ShardChoice, target: str, budget: str) 
         moves=tuple(_moves(steps, chooser.link)),
         pictures=tuple(DevicePicture(rank, picture(joint, shards, rank, names)) for rank in ranks),
         largest=largest,
-        plan=_plan(
-            device_step(joint, shards, largest, sums=True),
-            chooser.device,
-            chooser.link,
-            budget,
-            chooser.time_limit,
-        ),
+        plan=_plan(device_step(joint, shards, largest, sums=True), chooser, shards.mesh, budget),
     )
 
 
@@ -112,19 +106,29 @@ def _moves(steps: Sequence[DeviceStep], link: WireSpeed) -> Iterable[ShardMove]:
         )
 
 
-def _plan(step: DeviceStep, device: Device, link: WireSpeed, budget: str, time_limit: float) -> Plan | None:
+def _plan(step: DeviceStep, chooser: Chooser, mesh: Mesh, budget: str) -> Plan | None:
     """The plan of a device inside its budget, by estimated times; None where none is found."""
     from lowtide.cost.estimate import estimate
+    from lowtide.cost.wire import WireEnd, wire_seconds
+    from lowtide.execute.planning.step_costs import on_their_way
 
     graph = step.joint.graph
-    told = [one.seconds.value if one.seconds else 0.0 for one in estimate(graph, device)]
-    for one in step.moved:
-        told[one.at] = link.seconds(one.bytes)
+    ends = {
+        name: WireEnd(chooser.link, place, size)
+        for (name, place), size in zip(step.wires, mesh.sizes, strict=True)
+    }
+    seconds = tuple(one.seconds.value if one.seconds else 0.0 for one in estimate(graph, chooser.device))
+    costs = Costs(
+        seconds,
+        origin="estimated",
+        wire_seconds=wire_seconds(graph, ends),
+        on_their_way=on_their_way(graph, ends),
+    )
     given = parse_budget(budget)
     if given.bytes is None and given.share is None:
         given = Budget(share=1.0)
-    request = PlanRequest.of(given, only="recompute", time_limit=time_limit, smallest_seconds=0.0)
+    request = PlanRequest.of(given, only="recompute", time_limit=chooser.time_limit, smallest_seconds=0.0)
     try:
-        return make_plan(graph, Costs(tuple(told), origin="estimated"), request)
+        return make_plan(graph, costs, request)
     except InfeasibleError:
         return None

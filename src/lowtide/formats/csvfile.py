@@ -94,6 +94,8 @@ def _row(header: list[str], cells: list[str], line: int) -> tuple[str, int, int,
     upper = whole(row["upper"], line, "time", signed=True)
     size = whole(row["size"], line, "size in bytes")
     offset = whole(row[_OFFSET], line, "offset") if row.get(_OFFSET) else None
+    if max(-lower, upper) > MAX_BYTES:
+        raise FormatError(f"a lifetime from {lower} to {upper}", expected="times up to 2^60", line=line)
     if upper <= lower:
         raise FormatError(f"a lifetime from {lower} to {upper}", expected="lower < upper", line=line)
     if size > MAX_BYTES:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from lowtide.plan.check.checker import check
 from lowtide.plan.check.time import seconds_of
 from lowtide.plan.program.beside import with_beside
 from lowtide.plan.program.copy_lanes import Lanes
-from lowtide.plan.program.instructions import Drop, Program, Run
+from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.program.simple import store_all
 from lowtide.plan.program.simulate import simulate
 
@@ -177,6 +178,10 @@ def test_what_is_no_exchange_waits():
     check(exchange, Program((Run(0, beside=8),)))
     with pytest.raises(PlanError, match="no exchange of some bytes"):
         check(exchange, Program((Run(0, beside=-8),)))
+    nothing = replace(exchange, ops=(replace(exchange.ops[0], outputs=()),))
+    with pytest.raises(PlanError, match="no exchange of some bytes"):
+        check(nothing, Program((Run(0, beside=8),)))
+    assert seconds_of(nothing, Program((Run(0, beside=8),)), (1.0,), {}, None, {0: 2.0}) == 1.0
 
 
 def test_a_program_for_other_sizes_is_marked_anew():
@@ -184,3 +189,53 @@ def test_a_program_for_other_sizes_is_marked_anew():
     assert with_beside(step.graph, program, step.workspace, {}) == program
     twice = with_beside(step.graph, program, step.workspace, step.parts)
     assert twice == program
+
+
+def with_copies(chance, graph, program):
+    """The same with some tensors on the host between two lines that need them."""
+    lines, cut = list(program.instructions), len(program.forward)
+    for t in range(len(graph.tensors)):
+        needs = [k for k, line in enumerate(lines) if isinstance(line, Run) and t in touched(graph, line)]
+        gaps = [pair for pair in pairwise(needs) if pair[1] - pair[0] > 2]
+        if not gaps or graph.tensors[t].role is Role.INPUT or chance.random() < 0.5:
+            continue
+        first, second = chance.choice(gaps)
+        back = chance.randint(first + 2, second)
+        lines[back:back] = [Fetch(t)]
+        lines[first + 1 : first + 1] = [Send(t), Drop((t,))]
+        cut += 2 * (first < cut) + (back < cut)
+    return Program(tuple(lines[:cut]), tuple(lines[cut:]))
+
+
+def touched(graph, line):
+    op = graph.ops[line.op]
+    return (*op.inputs, *op.outputs)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_what_comes_back_from_the_host_counts_while_an_exchange_is_on_its_way(seed):
+    """Also where nothing runs between the copy and the end of the exchange."""
+    chance = random.Random(f"copies {seed}")
+    step = some_step(chance)
+    program = with_copies(chance, step.graph, store_all(step.graph))
+    peaks = {way(step.graph, program).peak_bytes for way in (simulate, check)}
+    for size in range(1, 100, 3):
+        marked = with_beside(step.graph, program, (), dict.fromkeys(step.parts, size))
+        peaks |= {way(step.graph, marked).peak_bytes for way in (simulate, check)}
+        rows = program_allocations(step.graph, marked, ())
+        peaks.add(simulate(step.graph, marked).resident_bytes + peak_bytes(rows))
+    assert len(peaks) == 1
+
+
+def test_a_copy_right_before_the_end_of_an_exchange():
+    sizes = {"x": 8, "a": 50, "y": 10, "b": 5, "s": 1, "z": 10}
+    tensors = tuple(
+        Tensor(name, size, Role.INPUT if name == "x" else Role.ACTIVATION) for name, size in sizes.items()
+    )
+    kinds = [("f", (0,), 1), (EXCHANGE, (0,), 2), ("f", (0,), 3), (SUM, (3,), 4), ("f", (1, 2), 5)]
+    ops = (Op(f"o{k}", kind, Phase.FORWARD, reads, (t,)) for k, (kind, reads, t) in enumerate(kinds))
+    graph = Graph(tensors, tuple(ops))
+    lines = (Run(0), Send(1), Drop((1,)), Run(1), Run(2), Fetch(1), Run(3), Run(4))
+    assert check(graph, Program(lines)).peak_bytes == 84
+    assert beside(graph, Program(lines), (), {1: 11}) == {1}
+    assert beside(graph, Program(lines), (), {1: 12}) == set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lowtide.cost import Cost
@@ -14,7 +14,7 @@ from lowtide.cost.measure import measure
 from lowtide.cost.probe import environment, measure_device
 from lowtide.cost.signature import signature
 from lowtide.cost.watch import Marker
-from lowtide.cost.wire import exchanged_bytes, wire_seconds
+from lowtide.cost.wire import WireEnd, exchanged_bytes, wire_seconds
 from lowtide.errors import FileError
 from lowtide.graph import Graph, Op
 from lowtide.plan.program.copy_lanes import Link
@@ -23,7 +23,16 @@ from lowtide.plan.program.memory import allocated_bytes, rounded
 from lowtide.plan.program.short_reruns import short_seconds
 from lowtide.trace.distributed.wires import wire_ends
 
-__all__ = ["MEASURING", "costs_of", "described", "device_of", "known_costs", "launch_seconds", "link_of"]
+__all__ = [
+    "MEASURING",
+    "costs_of",
+    "described",
+    "device_of",
+    "known_costs",
+    "launch_seconds",
+    "link_of",
+    "on_their_way",
+]
 
 MEASURING = 60.0
 """Seconds in which operators are measured several times; the others are timed once."""
@@ -92,11 +101,16 @@ def _as_costs(graph: Graph, found: Sequence[Cost], origin: str) -> Costs:
         short=short_seconds(graph, found),
         wire_seconds=wire_seconds(graph, wire_ends()),
         disturbed=sum(cost.disturbed for cost in found),
-        on_their_way={
-            k: sum(rounded(size, graph.tensors[graph.ops[k].inputs[0]].device) for size in parts)
-            for k, parts in exchanged_bytes(graph, wire_ends()).items()
-        },
+        on_their_way=on_their_way(graph, wire_ends()),
     )
+
+
+def on_their_way(graph: Graph, wires: Mapping[str, WireEnd]) -> dict[int, int]:
+    """What exchanges take beside their results while they go on, by operator."""
+    return {
+        k: sum(rounded(size, graph.tensors[graph.ops[k].inputs[0]].device) for size in parts)
+        for k, parts in exchanged_bytes(graph, wires).items()
+    }
 
 
 def described(kind: str) -> Device:

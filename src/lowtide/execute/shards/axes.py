@@ -6,8 +6,9 @@ of axes, and not with the number of devices.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.cost.wire import WireSpeed
@@ -16,6 +17,7 @@ from lowtide.graph.shards import Cut, Mesh, OperatorShare, Shards
 from lowtide.plan.make.cheapest import cheapest, cost_of, fastest
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
 from lowtide.trace.shards.prices import TIMES_FORWARD, OperatorTimes, ShardPrices, step_seconds
+from lowtide.trace.shards.reads import Reads
 from lowtide.trace.shards.ways import ShardWays
 from lowtide.trace.step.joint import Joint
 
@@ -23,6 +25,8 @@ __all__ = ["AxesSplit", "Prices", "axes_of", "split_axes"]
 
 _LONGEST = 8
 """Devices along an axis, where a number of devices is made into a mesh."""
+_SUMS = 0.3
+"""Of the time, for the split along each axis that takes least if nothing goes on beside anything."""
 _BYTES = WireSpeed(1.0, 0.0)
 """With it, what moving takes is how many bytes move."""
 
@@ -35,6 +39,8 @@ class Prices:
     """Along each axis."""
     byte_seconds: float = 0.0
     """Of a byte that a device holds."""
+    beside: bool = False
+    """Whether sums of gradients go on beside backward, of which later axes leave a part alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +87,105 @@ def split_axes(
     ``held`` says how tensors are cut that are there already, and ``prices`` what a split is
     chosen by, where that is not what it takes.
     """
-    prices = prices or Prices(links)
     began = time.monotonic()
-    done: Shards | None = None
-    chosen: list[Shards] = []
-    for axis, (size, link) in enumerate(zip(mesh.sizes, prices.links, strict=True)):
-        if size == 1:  # nothing to cut, and nobody to talk to
-            chosen.append(Shards(Mesh((1,)), {t: (None,) for t in joint.inputs if t is not None}, {}))
-            done = _joined(chosen)
-            continue
-        left = _left(joint, seconds, chosen)
-        ways = ShardWays(joint, size, kind, done)
-        ways.hold({t: cut[axis] for t, cut in (held or {}).items()})
-        by, limit = ShardPrices(ways, left, link), time_limit / len(links)
-        if prices.byte_seconds:
-            found = cheapest(*by.priced(prices.byte_seconds), limit)
-        else:
-            found = fastest(by.weighted, by.seconds, limit)
-        chosen.append(ways.shards(found.choices))
-        done = _joined(chosen)
+    task = _Task(joint, mesh, seconds, links, kind, held or {}, Reads(joint.graph))
+    if prices is not None:
+        best = task.chosen(prices, time_limit)
+    elif sum(size > 1 for size in mesh.sizes) < 2:
+        best = task.chosen(Prices(links, beside=True), time_limit)
+    else:
+        own = _SUMS * time_limit
+        both = [
+            task.chosen(Prices(links), own),
+            task.chosen(Prices(links, beside=True), time_limit - own),
+        ]
+        best = min(both, key=lambda some: step_seconds(task.times(some)))
+        if not held and not kind.parameters:
+            best = task.without_slow_axes(best)
     planned = time.monotonic() - began
-    assert done is not None
-    computed = _left(joint, seconds, chosen).values()
-    own = [OperatorTimes() for t in joint.inputs if t is not None]
-    own += [OperatorTimes(TIMES_FORWARD * one) for one in computed]
-    moved = kept = 0.0
-    for axis, link in enumerate(links):
-        others = [one for k, one in enumerate(chosen) if k != axis]
-        ways = ShardWays(joint, mesh.sizes[axis], kind, _joined(others) if others else None)
-        ways.settle(chosen[axis])
-        by, only = ShardPrices(ways, {}, link), [0] * len(own)
-        own = [one + other for one, other in zip(own, by.times(only), strict=True)]
-        moved += sum(one.talking for one in ShardPrices(ways, {}, _BYTES).times(only))
-        kept = cost_of(only, by.held, {})
-    compute, wire = (sum(some) for some in zip(*((one.computing, one.talking) for one in own), strict=True))
-    return AxesSplit(done, step_seconds(own), compute, wire, moved, kept, planned)
+    return task.taken(best, planned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is split."""
+
+    joint: Joint
+    mesh: Mesh
+    seconds: Mapping[int, float]
+    links: Sequence[WireSpeed]
+    kind: CutKind
+    held: Mapping[int, Cut]
+    reads: Reads
+
+    def chosen(self, prices: Prices, time_limit: float) -> list[Shards]:
+        """The split along each axis, given those before."""
+        found: list[Shards] = []
+        for axis, (size, link) in enumerate(zip(self.mesh.sizes, prices.links, strict=True)):
+            if size == 1:  # nothing to cut, and nobody to talk to
+                found.append(self.whole(1))
+                continue
+            later = math.prod(self.mesh.sizes[axis + 1 :]) if prices.beside else 1
+            left = {k: one / later for k, one in _left(self.joint, self.seconds, found).items()}
+            ways = ShardWays(self.joint, size, self.kind, _joined(found) if found else None, self.reads)
+            ways.hold({t: cut[axis] for t, cut in self.held.items()})
+            by, limit = ShardPrices(ways, left, link), time_limit / len(self.links)
+            if prices.beside:
+                choices = fastest(by.weighted, by.seconds, limit).choices
+            else:
+                choices = cheapest(*by.priced(prices.byte_seconds), limit).choices
+            found.append(ways.shards(choices))
+        return found
+
+    def whole(self, size: int) -> Shards:
+        """An axis along which all devices do the same."""
+        return Shards(Mesh((size,)), {t: (None,) for t in self.joint.inputs if t is not None}, {})
+
+    def without_slow_axes(self, some: list[Shards]) -> list[Shards]:
+        """The same without axes that make it slower: each was chosen by what those before it leave."""
+        best = step_seconds(self.times(some))
+        for axis, size in enumerate(self.mesh.sizes):
+            other = [*some[:axis], self.whole(size), *some[axis + 1 :]]
+            taken = step_seconds(self.times(other))
+            if taken < best:
+                some, best = other, taken
+        return some
+
+    def settled(self, some: Sequence[Shards]) -> Iterator[ShardWays]:
+        """The ways along each axis, of which the others leave one."""
+        for axis, one in enumerate(some):
+            others = [other for k, other in enumerate(some) if k != axis]
+            before = _joined(others) if others else None
+            ways = ShardWays(self.joint, one.mesh.devices, self.kind, before, self.reads)
+            ways.settle(one)
+            yield ways
+
+    def times(self, some: Sequence[Shards]) -> list[OperatorTimes]:
+        """What each input and each operator is predicted to take of a device."""
+        found = [OperatorTimes() for t in self.joint.inputs if t is not None]
+        computed = _left(self.joint, self.seconds, some).values()
+        found += [OperatorTimes(TIMES_FORWARD * one) for one in computed]
+        for ways, link in zip(self.settled(some), self.links, strict=True):
+            more = ShardPrices(ways, {}, link).times([0] * len(found))
+            found = [one + other for one, other in zip(found, more, strict=True)]
+        return found
+
+    def taken(self, some: Sequence[Shards], planning_seconds: float) -> AxesSplit:
+        """What a device is predicted to take."""
+        times, moved, kept = self.times(some), 0.0, 0.0
+        for ways in self.settled(some):
+            by, only = ShardPrices(ways, {}, _BYTES), [0] * len(times)
+            moved += sum(one.talking for one in by.times(only))
+            kept = cost_of(only, by.held, {})
+        return AxesSplit(
+            _joined(some),
+            step_seconds(times),
+            sum(one.computing for one in times),
+            sum(one.talking for one in times),
+            moved,
+            kept,
+            planning_seconds,
+        )
 
 
 def _joined(some: Sequence[Shards]) -> Shards:

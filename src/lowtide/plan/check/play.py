@@ -173,7 +173,7 @@ class Player(Held):
     def _go_on(self, line: Run, op: Op) -> None:
         """What an exchange takes that goes on beside others."""
         if line.beside:
-            if op.kind != EXCHANGE or line.beside < 0:
+            if op.kind != EXCHANGE or not op.outputs or line.beside < 0:
                 self._wrong(Rule.BESIDE, f"goes on beside {op.label!r}, which is no exchange of some bytes")
             self.on_its_way.start(line.op, line.beside)
             self.live += line.beside

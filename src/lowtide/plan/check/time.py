@@ -119,7 +119,7 @@ class _Clock:
         self.wait(self.sums.pop(self.exchanged, 0.0))
         self.now += seconds
         self.wire = max(self.now, self.wire) + wire
-        self.exchanged = op.outputs[0] if beside else -1
+        self.exchanged = op.outputs[0] if beside and op.outputs else -1
         if beside or op.kind == SUM:
             self.sums |= dict.fromkeys(op.outputs, self.wire)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,18 +97,21 @@ def fastest(
 
     So choices cost no less than either part with all the rest: than both, weighted by two numbers that
     add up to one. The cheapest ones are found for several weights, and for the sum of both; the bound is
-    the highest. Half of the time goes to the sum.
+    the highest. At most half of the time goes to the sum.
     """
+    end = time.monotonic() + seconds
     best = cheapest(*weighted(1.0, 1.0), seconds / 2, memory)
     found, bound = [best.choices], 0.0
+    first, second = weighted(1.0, 0.0), weighted(0.0, 1.0)
     low, high, share = 0.0, 1.0, 1.0
-    for _ in range(1 + _HALVINGS):
+    for more in range(1 + _HALVINGS, 0, -1):
         with contextlib.suppress(PlanError):  # not in so little time
-            one = cheapest(*weighted(share, 1.0 - share), seconds / 2 / (1 + _HALVINGS), memory)
+            left = max(0.0, end - time.monotonic()) / more
+            one = cheapest(*(first if share == 1.0 else weighted(share, 1.0 - share)), left, memory)
             bound = max(bound, one.bound)
             found.append(one.choices)
-            parts = [cost_of(one.choices, *weighted(*part)) for part in ((1.0, 0.0), (0.0, 1.0))]
-            low, high = (share, high) if parts[0] > parts[1] else (low, share)
+            longer = cost_of(one.choices, *first) > cost_of(one.choices, *second)
+            low, high = (share, high) if longer else (low, share)
         if low == high:
             break
         share = (low + high) / 2

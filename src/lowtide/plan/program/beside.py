@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lowtide.graph import EXCHANGE, Graph
-from lowtide.plan.program.instructions import Instruction, Program, Run
+from lowtide.plan.program.instructions import Fetch, Instruction, Program, Run
+from lowtide.plan.program.memory import allocated_bytes
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.program.under_way import ends_before
 
@@ -39,8 +40,9 @@ def with_beside(
             size = parts.get(line.op, 0)
             if size and runs[line.op] == 1 and graph.ops[line.op].kind == EXCHANGE:
                 own = timeline.live_bytes[ran] - (workspace_bytes[line.op] if workspace_bytes else 0)
-                count = _beside(graph, storages, part[position + 1 :], line.op)
-                most = max(own, *timeline.live_bytes[ran + 1 : ran + 1 + count], 0)
+                count, fetched = _beside(graph, storages, part[position + 1 :], line.op)
+                lives = timeline.live_bytes[ran + 1 : ran + 1 + count]
+                most = max(own, *lives, lives[-1] + fetched) if count else 0
                 if count and most + size <= timeline.peak_bytes:
                     lines[position] = msgspec.structs.replace(line, beside=size)
             ran += 1
@@ -60,11 +62,16 @@ def _waiting(program: Program) -> Program:
     return msgspec.structs.replace(program, forward=forward, backward=backward)
 
 
-def _beside(graph: Graph, storages: Sequence[int], lines: Sequence[Instruction], exchange: int) -> int:
-    """How many operators run before an exchange must have ended."""
-    count = 0
+def _beside(
+    graph: Graph, storages: Sequence[int], lines: Sequence[Instruction], exchange: int
+) -> tuple[int, int]:
+    """How many operators run before an exchange must have ended, and the bytes fetched behind the last."""
+    count = fetched = 0
     for line in lines:
         if ends_before(graph, storages, line, exchange):
             break
-        count += isinstance(line, Run)
-    return count
+        if isinstance(line, Run):
+            count, fetched = count + 1, 0
+        elif isinstance(line, Fetch):
+            fetched += allocated_bytes(graph.tensors[line.tensor])
+    return count, fetched

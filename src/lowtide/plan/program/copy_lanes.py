@@ -111,7 +111,7 @@ class Lanes:
         op, beside = self.graph.ops[line.op], line.beside > 0
         took = self.run(reads, seconds)
         took += self.communicate(op.outputs, wire, waits=op.kind != SUM and not beside)
-        self._exchange = op.outputs[0] if beside else -1
+        self._exchange = op.outputs[0] if beside and op.outputs else -1
         return took
 
     def communicate(self, results: Sequence[int], seconds: float, *, waits: bool) -> float:

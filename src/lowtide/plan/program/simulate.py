@@ -79,7 +79,7 @@ def simulate(
                 lanes.send(instruction.tensor, memory.is_here)
             elif isinstance(instruction, Fetch):
                 lanes.fetch(instruction.tensor)
-                between = max(between, memory.live) if storage else 0
+                between = max(between, memory.live)
             continue
         passing = memory.run(instruction)
         if instruction.op in states:
@@ -96,8 +96,9 @@ def simulate(
         if storage:  # a leaf is waited for whichever of its views is read
             reads += tuple(storage[t] for t in graph.ops[instruction.op].inputs)
         took.append(lanes.work(instruction, reads, _spent(instruction, seconds, short or {})))
-    if live and (storage or talks):
+    if live:
         live[-1] = max(live[-1], between)
+    if live and (storage or talks):
         lanes.settle()
         took[-1] += lanes.run(set(storage), 0.0)  # a step ends with everything back
     return Timeline(

@@ -38,6 +38,8 @@ class DeviceStep:
     """What the device sends in a step: pieces to others, and its part of each sum."""
     moved: tuple[MovedPart, ...] = ()
     """Each of its communications, in order, but for those that send nothing."""
+    wires: tuple[tuple[str, int], ...] = ()
+    """Its connection along each axis of the mesh: the name, and its place on it."""
 
 
 class _Place:
@@ -139,7 +141,8 @@ def device_step(joint: Joint, shards: Shards, rank: int, *, sums: bool = False) 
     behind = [] if sums else list(_behind(joint, local))
     moved = (*moved_parts(found, shards.mesh.sizes), *behind)
     summed = sum(one.bytes for one in behind)
-    return DeviceStep(unmarked(found), summed, len(moved), sum(one.bytes for one in moved), moved)
+    sent, wires = sum(one.bytes for one in moved), tuple(places.items())
+    return DeviceStep(unmarked(found), summed, len(moved), sent, moved, wires)
 
 
 def _behind(joint: Joint, local: LocalStep) -> Iterator[MovedPart]:

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from lowtide.cost.wire import WireSpeed
-from lowtide.graph import Op, Rect, Role
-from lowtide.graph.access import Relation, access
-from lowtide.graph.shards import OperatorShare, box_of
+from lowtide.graph import Op, Role
+from lowtide.graph.shards import OperatorShare
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
+from lowtide.trace.shards.reads import Needs
 from lowtide.trace.shards.ways import ShardWays
 
 __all__ = ["TIMES_FORWARD", "OperatorTimes", "ShardPrices", "step_seconds"]
@@ -134,7 +134,7 @@ class ShardPrices:
         kept: Table = {}
         count, place_of = len(ways.inputs), {t: k for k, t in enumerate(ways.inputs)}
         for k, (_, op) in enumerate(ways.operators):
-            relations = self._relations(op)
+            results = self._relations(op)
             for place, t in enumerate(op.inputs):
                 made = ways.maker.get(t) if t not in place_of else None
                 before = place_of.get(t) if made is None else count + made
@@ -142,11 +142,12 @@ class ShardPrices:
                     continue
                 cuts = ways.cuts[before] if made is None else [one.cut[0] for one in ways.shares[made]]
                 pair = before, count + k
-                for relation in relations:
-                    times, sizes = self._edge(op, place, t, cuts, ways.shares[k], relation)
+                for result in results:
+                    times, sizes = self._edge(op, place, t, cuts, ways.shares[k], result)
                     moved[pair] = _added(moved.get(pair), times)
                     kept[pair] = _added(kept.get(pair), sizes)
-        return moved, kept
+        talking = {pair for pair, table in moved.items() if any(one.talking for row in table for one in row)}
+        return {pair: moved[pair] for pair in talking}, {pair: kept[pair] for pair in talking}
 
     @cached_property
     def held(self) -> list[list[float]]:
@@ -176,13 +177,12 @@ class ShardPrices:
             size /= count
         return size
 
-    def _relations(self, op: Op) -> list[Relation]:
+    def _relations(self, op: Op) -> list[int]:
         """Of the results that somebody reads, each with its own part of the inputs; of one at least."""
-        found = access(self.ways.graph, op).relations
-        if op.kind in BATCH_NORMS or not found:
-            return list(found[:1])
-        read = [one for one, t in zip(found, op.outputs, strict=True) if t in self.ways.read]
-        return read or list(found[:1])
+        count = len(self.ways.reads.relations(op))
+        if op.kind in BATCH_NORMS or not count:
+            return list(range(count))[:1]
+        return [k for k, t in enumerate(op.outputs) if t in self.ways.read] or [0]
 
     @cached_property
     def _kept_by(self) -> dict[str, set[int]]:
@@ -207,7 +207,7 @@ class ShardPrices:
         ways = self.ways
         seconds = TIMES_FORWARD * self._seconds.get(number, 0.0)
         if share.over[0] is not None:
-            seconds *= self._part(access(ways.graph, op).relations[0].sums[share.over[0]])
+            seconds *= self._part(ways.reads.relations(op)[0].sums[share.over[0]])
         elif share.cut[0] is not None:
             seconds *= self._part(ways.left(op.outputs[0])[share.cut[0]])
         kept = sum(self._bytes(t, share.cut[0]) for t in op.outputs)
@@ -233,67 +233,42 @@ class ShardPrices:
         t: int,
         cuts: list[int | None],
         shares: list[OperatorShare],
-        relation: Relation,
+        result: int,
     ) -> tuple[list[list[OperatorTimes]], list[list[float]]]:
         """Seconds for what an operator reads of an input and for its gradient on the way back; bytes."""
         found = [[_NOTHING] * len(shares) for _ in cuts]
         sizes = [[0.0] * len(shares) for _ in cuts]
         gradient, owner = t in self.ways.differentiable, self.ways.graph.tensors[self.ways.storage[t]]
         saved = self.ways.storage[t] in self._kept_by.get(op.id, ())
+        updated = place in op.updates and op.kind in BATCH_NORMS
+        if self.ways.reads.relations(op)[result].inputs[place] is None and not updated:
+            return found, sizes
         for k, share in enumerate(shares):
-            needs = self._needs(op, place, share, relation)
+            needs: Needs = []
+            if share.shared(0) and any(cut is not None for cut in cuts):
+                needs = self.ways.reads.of(op, result, share, self.ways.mesh, self.ways.ranks)[place]
             for c, cut in enumerate(cuts):
-                if place in op.updates and op.kind in BATCH_NORMS:
+                if updated:
                     if (cut is None) == (share.cut[0] == 1):
                         found[c][k] = OperatorTimes(forward=math.inf)
-                elif needs is None:
-                    continue
                 elif cut is None:
                     summed = self._reduced(self._size(t)) if share.shared(0) and gradient else 0.0
-                    beside = owner.role is Role.PARAMETER
-                    found[c][k] = (
-                        OperatorTimes(gradients=summed) if beside else OperatorTimes(backward=summed)
-                    )
+                    if summed:
+                        goes_on = owner.role is Role.PARAMETER
+                        found[c][k] = OperatorTimes(**{"gradients" if goes_on else "backward": summed})
                 else:
                     received, whole = self._received(t, cut, share, needs)
                     if received and any(dim == cut for _, dim in self.ways.cut_before(t)):
                         whole = self._size(t)  # first all that other axes leave comes together
                         received = whole * (self.ways.mesh.devices - 1) / self.ways.mesh.devices
                     moved = self._link.seconds(received)
-                    found[c][k] = OperatorTimes(
-                        forward=moved, backward=moved if gradient and share.shared(0) else 0.0
-                    )
+                    if moved:
+                        back = moved if gradient and share.shared(0) else 0.0
+                        found[c][k] = OperatorTimes(forward=moved, backward=back)
                     sizes[c][k] = whole if received and saved else 0.0
         return found, sizes
 
-    def _needs(
-        self, op: Op, place: int, share: OperatorShare, relation: Relation
-    ) -> list[tuple[int, Rect]] | None:
-        """What some devices read of an input; None where its values are not read."""
-        if relation.inputs[place] is None:
-            return None
-        found: list[tuple[int, Rect]] = []
-        for rank in self.ways.ranks if share.shared(0) else ():
-            if op.kind in BATCH_NORMS:
-                need: Rect | None = box_of(self.ways.shape(op.outputs[0]), share.cut, self.ways.mesh, rank)
-                if need is not None and place:
-                    need = Rect(need.lo[1:2], need.hi[1:2])
-            else:
-                over = None
-                if share.over[0] is not None:
-                    over = box_of(relation.sums, share.over, self.ways.mesh, rank)
-                    if place in relation.once and any(over.lo):
-                        continue
-                need = relation.needs(box_of(relation.shape, share.computed, self.ways.mesh, rank), over)[
-                    place
-                ]
-            if need is not None and not need.empty:
-                found.append((rank, need))
-        return found
-
-    def _received(
-        self, t: int, cut: int, share: OperatorShare, needs: list[tuple[int, Rect]]
-    ) -> tuple[float, float]:
+    def _received(self, t: int, cut: int, share: OperatorShare, needs: Needs) -> tuple[float, float]:
         """Bytes that a device gets from others, at most, and of all that it then has."""
         count, graph = self.ways.mesh.devices, self.ways.graph
         if not share.shared(0):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from lowtide.graph import Op, Phase, Role
-from lowtide.graph.access import access
 from lowtide.graph.shards import Mesh, OperatorShare, Shards, box_of
 from lowtide.trace.operators import adds_up, differentiable_tensors, supported
 from lowtide.trace.shards.batch_norm import BATCH_NORMS
 from lowtide.trace.shards.kinds import CUT_KINDS, CutKind
+from lowtide.trace.shards.reads import Reads
 from lowtide.trace.step.joint import Joint
 
 __all__ = ["ShardWays"]
@@ -30,12 +30,17 @@ class ShardWays:
         devices: int,
         kind: CutKind = CUT_KINDS["any"],
         before: Shards | None = None,
+        reads: Reads | None = None,
     ) -> None:
-        """Nothing is cut but what the kind allows; ``before`` says how other axes split the step already."""
+        """Nothing is cut but what the kind allows; ``before`` says how other axes split the step already.
+
+        ``reads`` is what is known of the same step from other axes.
+        """
         self.joint, self.graph, self.mesh = joint, joint.graph, Mesh((devices,))
         self._before = before
         self._known_before: dict[int, list[tuple[int, int]]] = {}
         self._kind = kind
+        self.reads = reads or Reads(joint.graph)
         self.differentiable = differentiable_tensors(joint)
         ops = enumerate(joint.graph.ops)
         self.operators = [(k, op) for k, op in ops if op.phase is Phase.FORWARD]
@@ -144,7 +149,7 @@ class ShardWays:
         whole = OperatorShare((None,), (None,))
         if op.random or ((op.changes or op.updates) and op.kind not in BATCH_NORMS) or not op.outputs:
             return [whole]
-        relation = access(self.graph, op).relations[0]
+        relation = self.reads.relations(op)[0]
         cuts = [d for d in self._cuts(op.outputs[0]) if d is not None]
         shares = [OperatorShare((d,), (None,)) for d in cuts if self._can(op, d)]
         taken = self._others(op)

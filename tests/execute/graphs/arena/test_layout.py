@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from lowtide.device_internals import usual_segments
 from lowtide.execute.graphs.arena.layout import ALIGNMENT, Listed, Requests
 from lowtide.execute.graphs.arena.pages import pages_of
 
@@ -127,6 +128,21 @@ def test_more_tensors_than_requests_are_not_taken_to_be_small():
 def test_a_request_that_is_larger_than_usual_is_not_taken_to_be_full():
     """PyTorch can be told to ask for larger segments: then nothing is known of what is in which."""
     assert used([64, 34], 4 + 33) == [37, 34]
+
+
+def test_nothing_is_known_of_segments_whose_sizes_were_set():
+    """A tensor of 1.5 MiB in a segment of 64 MiB, and one of 19 MiB in the memory that was taken before."""
+    requests = Requests(usual=False)
+    listed = [Listed(0, 64 * MIB), Listed(64 * MIB, 20 * MIB)]
+    requests.ran(listed, {}, allocations=5, taken=int(77.5 * MIB))
+    assert [place.used for place in requests.layout().operators[0]] == [64 * MIB, 20 * MIB]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_settings_of_segments_are_seen(name, monkeypatch):
+    assert usual_segments()
+    monkeypatch.setenv(name, "expandable_segments:True,large_segment_size_mb:64")
+    assert not usual_segments()
 
 
 def test_what_lies_in_a_request_is_inside_of_it():

@@ -65,7 +65,9 @@ class _Request:
 class Requests:
     """What operators have asked for, one after the other, and how long it is needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, usual: bool = True) -> None:
+        """``usual`` says that PyTorch asks for segments as it does where nobody sets their sizes."""
+        self._usual = usual
         self._operators: list[list[_Request]] = []
         self._behind: dict[int, _Request] = {}
         """By address of a storage that is alive: where it lies."""
@@ -94,7 +96,9 @@ class Requests:
             for k, (one, inside) in enumerate(zip(listed, within, strict=True))
             if alone and inside == [one.address]
         }
-        needed = _needed([one.size for one in listed], exact, taken, alone=alone)
+        sizes = [one.size for one in listed]
+        least = {k: _least(size) if self._usual else 0 for k, size in enumerate(sizes) if k not in exact}
+        needed = _needed(sizes, exact, least, taken, alone=alone)
         found = []
         for one, inside, most in zip(listed, within, needed, strict=True):
             used = max([most, *(address - one.address + stay[address] for address in inside)])
@@ -134,10 +138,11 @@ class Requests:
         return ArenaLayout(operators, found.arena_bytes, found.live_bytes)
 
 
-def _needed(sizes: Sequence[int], exact: Mapping[int, int], taken: int, *, alone: bool) -> list[int]:
-    """What is used of each request at most; of some it is known exactly."""
+def _needed(
+    sizes: Sequence[int], exact: Mapping[int, int], least: Mapping[int, int], taken: int, *, alone: bool
+) -> list[int]:
+    """What is used of each request at most; of some it is known exactly, of others how much at least."""
     left = taken - sum(exact.values())
-    least = {k: _least(size) for k, size in enumerate(sizes) if k not in exact}
     beside = sum(least.values())
     if beside > left:  # PyTorch asks for more at once than it usually does
         least, beside = dict.fromkeys(least, 0), 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from lowtide.device_internals import allocations_of, blocks_of_memory
+from lowtide.device_internals import allocations_of, blocks_of_memory, usual_segments
 from lowtide.execute.graphs.arena import segments
 from lowtide.execute.graphs.arena.driver import Addresses
 from lowtide.execute.graphs.arena.errors import CannotCaptureError, NoRoomError
@@ -49,7 +49,7 @@ class Listing:
     """Addresses that follow one another: nothing runs, so one page is behind all of them."""
 
     def __init__(self, pages: Pages) -> None:
-        self._pages, self.addresses, self._requests = pages, Addresses(), Requests()
+        self._pages, self.addresses, self._requests = pages, Addresses(), Requests(usual=usual_segments())
         self.pages: Sequence[int] = ()
         self._taken = 0
         self._before = (0, 0, 0)
