@@ -279,9 +279,9 @@ def test_no_tiles_are_tried_where_gradients_alone_are_too_much(monkeypatch):
 
 
 @pytest.mark.parametrize(("graph_bytes", "only", "offloads"), [
-    (0, "auto", True), (1, "auto", False), (1, "recompute,offload,tile", True),
+    (0, "auto", True), (1, "auto", True), (1, "recompute,tile", False),
 ])  # fmt: skip
-def test_tiles_of_graphs_do_not_offload_unless_that_is_asked_for(graph_bytes, only, offloads, monkeypatch):
+def test_tiles_of_graphs_offload_as_others_do(graph_bytes, only, offloads, monkeypatch):
     asked = []
     monkeypatch.setattr(tiling, "Cutter", lambda joint, arguments, room, request: asked.append(request))
     joint, room = rows_of_64(), Room(())

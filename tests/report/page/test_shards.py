@@ -8,7 +8,6 @@ import pytest
 from lowtide.graph import EXCHANGE, RESIDENT_ROLES, SUM, Phase
 from lowtide.plan.check.communication import communications
 from lowtide.plan.program.instructions import Run
-from lowtide.plan.program.simulate import simulate
 from lowtide.report.page import decisions as decisions_module
 from lowtide.report.page import lanes as lanes_module
 from lowtide.report.page import shards as shards_module
@@ -103,18 +102,20 @@ def test_a_share_of_what_a_process_takes_is_the_budget_that_it_counted():
 
 
 def test_messages_have_a_lane_of_their_own():
+    """One after the other, each as long as its link takes, not before the operators that it follows."""
     plan = sharded().plan
-    (lane,) = reported(plan).runs[-1].lanes
-    assert lane.name == "communication"
-    timeline = simulate(plan.graph, plan.program, seconds=plan.seconds)
+    lane, waits = reported(plan).runs[-1].lanes
+    assert (lane.name, waits.name) == ("communication", "computation waits")
     runs = [line.op for line in plan.program.instructions if isinstance(line, Run)]
-    now, expected = 0.0, []
-    for op, took in zip(runs, timeline.seconds, strict=True):
-        if plan.graph.ops[op].kind in (EXCHANGE, SUM):
-            expected += [now, now + took]
-        now += took
-    found = [time for pair in zip(lane.start, lane.end, strict=True) for time in pair]
-    assert found == pytest.approx(expected, abs=1e-6 * now)
+    talks = [op for op in runs if plan.graph.ops[op].kind in (EXCHANGE, SUM)]
+    last = plan.predicted.seconds
+    took = [end - start for start, end in zip(lane.start, lane.end, strict=True)]
+    assert took == pytest.approx([plan.wire_seconds[op] for op in talks], abs=1e-6 * last)
+    assert all(end <= start + 1e-6 * last for end, start in zip(lane.end, lane.start[1:], strict=False))
+    computed = [sum(plan.seconds[op] for op in runs[: runs.index(talk) + 1]) for talk in talks]
+    assert all(start >= own - 1e-6 * last for start, own in zip(lane.start, computed, strict=True))
+    waited = sum(end - start for start, end in zip(waits.start, waits.end, strict=True))
+    assert waited + sum(plan.seconds[op] for op in runs) == pytest.approx(last)
 
 
 def test_what_is_left_out_is_said(monkeypatch):
@@ -125,10 +126,10 @@ def test_what_is_left_out_is_said(monkeypatch):
     monkeypatch.setattr(shards_module, "MOST_NODES", 5)
     monkeypatch.setattr(shards_module, "MOST_BLOCKS", 4)
     thinned = reported(sharded())
-    assert len(thinned.notes) == 5
-    device, (lane,) = thinned.runs[-1], whole.runs[-1].lanes
+    assert len(thinned.notes) == 6
+    device, (lane, _) = thinned.runs[-1], whole.runs[-1].lanes
     lengths = sorted(b - a for a, b in zip(lane.start, lane.end, strict=True))
-    (kept,) = device.lanes
+    kept, _ = device.lanes
     found = sorted(b - a for a, b in zip(kept.start, kept.end, strict=True))
     assert found == pytest.approx(lengths[-2:], rel=1e-3)
     assert len(device.decisions.tensor) == 3 < device.decisions.in_all
