@@ -227,6 +227,7 @@ def simulated() -> dict[str, Any]:
                 "target": target,
                 "devices": devices,
                 "mesh": list(ordered),
+                "seconds": found.seconds,
                 "compute_seconds": found.compute_seconds,
                 "wire_seconds": found.wire_seconds,
                 "wire_bytes_per_device": found.wire_bytes,

@@ -6,6 +6,7 @@ from torch import nn
 
 from lowtide.cost.wire import WireSpeed
 from lowtide.graph import SUM, Phase
+from lowtide.graph.shards import OperatorShare
 from lowtide.plan.make.cheapest import cheapest
 from lowtide.trace.shards.device_step import device_step
 from lowtide.trace.shards.kinds import CUT_KINDS
@@ -83,3 +84,43 @@ def test_each_stands_behind_what_makes_its_gradient(case):
         assert len(between - views - set(sums_of(graph))) <= 3
     last = max(k for k, op in enumerate(graph.ops) if op.kind != SUM)
     assert sum(k < last for k in sums_of(graph)) >= len(sums_of(graph)) - 2
+
+
+class Twice(nn.Module):
+    """A view of a view of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.flat = nn.Parameter(torch.randn(36))
+
+    def forward(self, x):
+        return x @ self.flat.view(6, 6).t()
+
+
+@pytest.mark.parametrize("first", [None, 0])
+def test_a_view_that_is_cut_is_not_one_that_all_devices_make(first):
+    """What is viewed again is brought together then, and its gradient goes back to where it came from."""
+    model, x = Twice().double(), torch.randn(8, 6, dtype=torch.float64)
+    loss = model(x).square().mean()
+    loss.backward()
+    joint = capture(lambda net, x: net(x).square().mean(), model, x).joint
+    whole, rows = OperatorShare((None,), (None,)), OperatorShare((0,), (None,))
+    shares = {"aten.view": whole if first is None else rows, "aten.t": whole}
+    ways = ShardWays(joint, 2, CUT_KINDS["data parallel"])
+    given = {number: shares.get(op.kind) for number, op in ways.operators}
+    choices = [
+        some.index(given[k]) if given[k] else len(some) - 1
+        for (k, _), some in zip(ways.operators, ways.shares, strict=True)
+    ]
+    inputs = [next((k for k, cut in enumerate(cuts) if cut == 0), 0) for cuts in ways.cuts]
+    shards = ways.shards([*inputs, *choices])
+    assert [one.cut for one in shards.operators.values()].count((0,)) == (2 if first is None else 3)
+    flat = model.flat.detach()
+    for found, boxes, parts in on_devices(
+        joint, shards, [x if joint.graph.tensors[t].label == "x" else flat for t in joint.inputs]
+    )[0]:
+        assert torch.allclose(found, loss.detach(), rtol=1e-12, atol=0)
+        for t, box, part in zip(joint.inputs, boxes, parts, strict=True):
+            if joint.graph.tensors[t].label != "x":
+                assert torch.allclose(part.grad, model.flat.grad[box.slices()], rtol=1e-10, atol=1e-14)

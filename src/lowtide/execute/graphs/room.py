@@ -69,16 +69,19 @@ def with_arena(
         return found
     left = room.graph_bytes, room.lost_bytes
     _leave_nothing(room, "")
-    with suppress(InfeasibleError):
-        other = made()
-        launching = launch_seconds(room.device.type) * _launches(other[0].program)
-        without = max(other[0].predicted.seconds, launching)
-        # each plan by its own measurements of the step, which may have become better with each
-        times = seconds / plan.plain.seconds * other[0].plain.seconds / without
-        if times > _SLOWER:
-            room.no_graphs = f"a plan that leaves memory for them would take {times:.2f} times as long"
-            return other
-    room.graph_bytes, room.lost_bytes = left
+    try:
+        with suppress(InfeasibleError):
+            other = made()
+            launching = launch_seconds(room.device.type) * _launches(other[0].program)
+            without = max(other[0].predicted.seconds, launching)
+            # each plan by its own measurements of the step, which may have become better with each
+            times = seconds / plan.plain.seconds * other[0].plain.seconds / without
+            if times > _SLOWER:
+                room.no_graphs = f"a plan that leaves memory for them would take {times:.2f} times as long"
+                left = 0, 0
+                return other
+    finally:
+        room.graph_bytes, room.lost_bytes = left
     return found
 
 

@@ -25,8 +25,6 @@ __all__ = ["AxesSplit", "Prices", "axes_of", "split_axes"]
 
 _LONGEST = 8
 """Devices along an axis, where a number of devices is made into a mesh."""
-_SUMS = 0.3
-"""Of the time, for the split along each axis that takes least if nothing goes on beside anything."""
 _BYTES = WireSpeed(1.0, 0.0)
 """With it, what moving takes is how many bytes move."""
 
@@ -94,11 +92,7 @@ def split_axes(
     elif sum(size > 1 for size in mesh.sizes) < 2:
         best = task.chosen(Prices(links, beside=True), time_limit)
     else:
-        own = _SUMS * time_limit
-        both = [
-            task.chosen(Prices(links), own),
-            task.chosen(Prices(links, beside=True), time_limit - own),
-        ]
+        both = [task.chosen(one, time_limit) for one in (Prices(links), Prices(links, beside=True))]
         best = min(both, key=lambda some: step_seconds(task.times(some)))
         if not held and not kind.parameters:
             best = task.without_slow_axes(best)

@@ -99,10 +99,10 @@ def fastest(
     add up to one. The cheapest ones are found for several weights, and for the sum of both; the bound is
     the highest. At most half of the time goes to the sum.
     """
+    both, first, second = weighted(1.0, 1.0), weighted(1.0, 0.0), weighted(0.0, 1.0)
     end = time.monotonic() + seconds
-    best = cheapest(*weighted(1.0, 1.0), seconds / 2, memory)
+    best = cheapest(*both, seconds / 2, memory)
     found, bound = [best.choices], 0.0
-    first, second = weighted(1.0, 0.0), weighted(0.0, 1.0)
     low, high, share = 0.0, 1.0, 1.0
     for more in range(1 + _HALVINGS, 0, -1):
         with contextlib.suppress(PlanError):  # not in so little time

@@ -146,7 +146,7 @@ class ShardPrices:
                     times, sizes = self._edge(op, place, t, cuts, ways.shares[k], result)
                     moved[pair] = _added(moved.get(pair), times)
                     kept[pair] = _added(kept.get(pair), sizes)
-        talking = {pair for pair, table in moved.items() if any(one.talking for row in table for one in row)}
+        talking = [pair for pair, table in moved.items() if any(one.talking for row in table for one in row)]
         return {pair: moved[pair] for pair in talking}, {pair: kept[pair] for pair in talking}
 
     @cached_property

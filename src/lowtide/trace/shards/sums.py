@@ -29,19 +29,20 @@ def added_later(joint: Joint, shards: Shards, inputs: Collection[int]) -> dict[i
     for t in (*joint.outputs, *joint.overwritten, *joint.overwritten.values()):
         alike[-1 if t is None else t].update(axes)
     forward = [(k, op) for k, op in enumerate(joint.graph.ops) if op.phase is Phase.FORWARD]
-    views: list[tuple[int, int]] = []
+    views: list[tuple[int, int, set[int]]] = []
+    """Each with its source, and the axes along which all devices make it."""
     for number, op in reversed(forward):
         share, view = shards.share(number), _view(joint, op)
         later = shared[view] - alike[view] if view is not None else set[int]()
         if view is not None:
-            views.append((op.inputs[0], view))
+            views.append((op.inputs[0], view, {axis for axis in axes if not share.shared(axis)}))
         for t in set(op.inputs):
             for axis in axes:
                 (shared if share.shared(axis) or axis in later else alike)[t].add(axis)
     whole = {t: set(_whole(shards.leaves.get(t, replicated(shards.mesh)))) for t in inputs}
     found = {t: held & (shared[t] - alike[t]) for t, held in whole.items()}
-    for source, view in reversed(views):
-        found[view] = found.get(source, set()) & (shared[view] - alike[view])
+    for source, view, made in reversed(views):
+        found[view] = found.get(source, set()) & made & (shared[view] - alike[view])
     return found
 
 
