@@ -97,16 +97,18 @@ def fastest(
 
     So choices cost no less than either part with all the rest: than both, weighted by two numbers that
     add up to one. The cheapest ones are found for several weights, and for the sum of both; the bound is
-    the highest. At most half of the time goes to the sum.
+    the highest, or half of that of the sum. The sum comes first, and others have the time that it leaves.
     """
     both, first, second = weighted(1.0, 1.0), weighted(1.0, 0.0), weighted(0.0, 1.0)
     end = time.monotonic() + seconds
-    best = cheapest(*both, seconds / 2, memory)
-    found, bound = [best.choices], 0.0
+    best = cheapest(*both, seconds, memory)
+    found, bound = [best.choices], best.bound / 2
     low, high, share = 0.0, 1.0, 1.0
-    for more in range(1 + _HALVINGS, 0, -1):
+    for _ in range(1 + _HALVINGS):
+        left = end - time.monotonic()
+        if left <= 0:
+            break
         with contextlib.suppress(PlanError):  # not in so little time
-            left = max(0.0, end - time.monotonic()) / more
             one = cheapest(*(first if share == 1.0 else weighted(share, 1.0 - share)), left, memory)
             bound = max(bound, one.bound)
             found.append(one.choices)

@@ -3,5 +3,5 @@
 Takes a Joint and Shards; gives a graph whose every node calls an operator that autograd knows, the exchanges
 too, so that it can be differentiated.
 
-From outside: ``device_step``, ``kinds``, ``local``, ``picture``, ``prices``, ``sums``, ``ways``.
+From outside: ``device_step``, ``kinds``, ``local``, ``picture``, ``prices``, ``reads``, ``sums``, ``ways``.
 """
