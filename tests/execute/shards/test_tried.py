@@ -48,8 +48,8 @@ def chosen(joint, devices, budget=None, **options):
 @pytest.mark.extended
 def test_a_budget_is_kept_and_others_are_compared(case):
     free = chosen(case.joint, 2)
-    assert free.best.seconds == pytest.approx(free.bound, rel=1e-6)
-    assert free.gap == pytest.approx(0, abs=1e-6)
+    assert free.bound <= free.best.seconds <= 1.05 * free.bound
+    assert 0 <= free.gap < 0.05
     budget = int(0.92 * free.best.peak_bytes)
     found = chosen(case.joint, 2, budget, compare=True)
     assert found.best.peak_bytes <= budget < found.best.plain_bytes
