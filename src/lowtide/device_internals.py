@@ -172,7 +172,7 @@ def allocations_of(device: int) -> tuple[int, int, int]:
 def usual_segments() -> bool:
     """Whether PyTorch's allocator asks for segments of its own sizes: nobody has set others.
 
-    Settings can be read in 2.13; before, those of the environment alone.
+    Seen in 2.13; where settings cannot be read, those of the environment count alone.
     """
     told = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", str)

@@ -9,7 +9,8 @@ from torch import nn
 from lowtide.cost.wire import WireSpeed
 from lowtide.errors import PlanError
 from lowtide.execute.planning.step_costs import described
-from lowtide.execute.shards.axes import axes_of, split_axes
+from lowtide.execute.shards import axes
+from lowtide.execute.shards.axes import Prices, axes_of, split_axes
 from lowtide.execute.shards.choose import choose_on_mesh
 from lowtide.execute.shards.tried import Chooser
 from lowtide.graph import Role
@@ -164,3 +165,34 @@ def test_an_axis_of_one_device_cuts_nothing_and_moves_nothing(own, sizes):
     steps = [device_step(case.joint, found, rank) for rank in range(sizes[0] * sizes[1])]
     assert {one.axis for step in steps for one in step.moved}.isdisjoint(alone)
     assert bool(found.operators) == any(one.messages for one in steps) == (sizes != (1, 1))
+
+
+@pytest.mark.parametrize("links", [(1e6, 1e10), (1e10, 1e6), (1e8, 1e8)])
+def test_a_mesh_takes_no_longer_than_either_way_to_plan_it(own, links):
+    """Nor than one whose slow axis does the same on all devices."""
+    case, _ = own
+    graph, mesh = case.joint.graph, Mesh((2, 3))
+    seconds = {k: 1e-4 for k, op in enumerate(graph.ops) if op.kind not in ("aten.t", "aten.view")}
+    speeds = [WireSpeed(rate, 1e-5) for rate in links]
+    found = split_axes(case.joint, mesh, seconds, speeds)
+    for prices in (Prices(speeds), Prices(speeds, beside=True)):
+        other = split_axes(case.joint, mesh, seconds, speeds, prices=prices)
+        assert found.seconds <= other.seconds + 1e-12
+    assert max(found.compute_seconds, found.wire_seconds) <= found.seconds
+    assert found.seconds <= found.compute_seconds + found.wire_seconds + 1e-12
+    compared(case, found.shards)
+
+
+def test_an_axis_that_makes_a_step_slower_is_left_alone(own, monkeypatch):
+    """Where each axis was cut for what those before it leave."""
+    case, _ = own
+    seconds = {k: 1e-6 for k, _ in enumerate(case.joint.graph.ops)}
+    fast, slow = WireSpeed(1e15, 0.0), WireSpeed(1e3, 1.0)
+    best = split_axes(case.joint, Mesh((2,)), seconds, [fast])
+    free = Prices([fast, fast])
+    both = split_axes(case.joint, Mesh((2, 2)), seconds, [fast, slow], prices=free)
+    assert both.seconds > 1
+    monkeypatch.setattr(axes, "Prices", lambda *_, **__: free)
+    found = split_axes(case.joint, Mesh((2, 2)), seconds, [fast, slow])
+    assert found.seconds == pytest.approx(best.seconds, rel=1e-3)
+    assert {cut[1] for cut in found.shards.leaves.values()} == {None}

@@ -104,3 +104,16 @@ def test_choices_whose_parts_hide_each_other_are_found():
     sums = [one.taken(cheapest(*one.weighted(1.0, 1.0), 10.0).choices) for one in every]
     assert sum(one.cost < 0.99 * other for one, other in zip(found, sums, strict=True)) > 3
     assert sum(one.bound > 0.8 * one.cost for one in found) > 12
+
+
+@pytest.mark.parametrize(("first", "chosen"), [(0.985, 0), (0.975, 1)])
+def test_the_least_sum_is_kept_where_another_choice_saves_next_to_nothing(first, chosen):
+    """What goes on beside takes memory and the link."""
+
+    def weighted(one, other):
+        return [[one * 1.0, one * first], [0.0]], {(0, 1): [[0.0], [other * 0.5]]}
+
+    def taken(choices):
+        return (1.0, first)[choices[0]]
+
+    assert fastest(weighted, taken, 5.0).choices == (chosen, 0)

@@ -69,6 +69,8 @@ def with_sums(local: LocalStep, wires: Sequence[str]) -> LocalStep:
     inputs = graph.find_nodes(op="placeholder")
     for place, axes in local.summed.items():
         given = inputs[place]
+        if not given.users:  # nothing that the loss needs reads it
+            continue
         with graph.inserting_before(min(given.users, key=order.__getitem__)):
             summed = graph.call_function(gradient_summed, (given, tuple(wires[axis] for axis in axes)))
         given.replace_all_uses_with(summed, delete_user_cb=lambda user, made=summed: user is not made)
