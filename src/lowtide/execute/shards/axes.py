@@ -38,7 +38,7 @@ class Prices:
     byte_seconds: float = 0.0
     """Of a byte that a device holds."""
     beside: bool = False
-    """Whether sums of gradients go on beside backward, of which later axes leave a part alone."""
+    """Whether sums of gradients go on beside what later axes leave a device to compute in backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _LARGEST = 1e3
 _CONTINUOUS = 2.0
 """What may grow beyond 1 is no choice."""
 _WORTH = 0.98
-"""Of the time of those that cost least in sum, what others take at most to be worth it."""
+"""Choices that do not cost least in sum are taken where they need at most this share of the time."""
 _HALVINGS = 2
 """How often the weights of parts that go on beside each other are looked for between two others."""
 

@@ -20,8 +20,8 @@ __all__ = ["added_later", "with_sums"]
 def added_later(joint: Joint, shards: Shards, inputs: Collection[int]) -> dict[int, set[int]]:
     """Axes along which all devices hold an input and each uses it for something of its own.
 
-    Its gradient is added up at the end. That of a view which all devices make is not before: it is among the
-    results too.
+    Its gradient is added up once all uses have given their part. Where all devices make a view of it, the
+    uses of the view count as its own.
     """
     shared: dict[int, set[int]] = defaultdict(set)
     alike: dict[int, set[int]] = defaultdict(set)
