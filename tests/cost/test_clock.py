@@ -17,7 +17,7 @@ class Queue(CudaClock):
         self.needed, self.pauses = needed, []
         self._pause = clock._PAUSE_CYCLES
 
-    def _queued(self, call, pause):
+    def _queued(self, call, count, pause):
         self.pauses.append(pause // clock._PAUSE_CYCLES)
         return [Sample(float(pause))], pause < self.needed * clock._PAUSE_CYCLES
 
@@ -91,8 +91,30 @@ def test_calls_on_a_device_are_disturbed_where_a_late_host_was(monkeypatch, begi
     cuda = CudaClock.__new__(CudaClock)
     cuda.device, cuda._timer, cuda._nothing = "cuda", Host(delay), 1e-4
     made = []
-    found, late = cuda._queued(lambda: made.append(device.time), 7)
+    found, late = cuda._queued(lambda: made.append(device.time), 5, 7)
     assert late is begins_early
-    assert len(found) == len(made) == clock._BATCH
+    assert len(found) == len(made) == 5
     assert all(sample.seconds == pytest.approx(1e-3 / 2 - 1e-4) for sample in found)
     assert {sample.disturbed for sample in found} == {begins_early and delay > 0}
+
+
+@pytest.mark.parametrize(
+    ("left", "batches"), [(1e3, [5, 5, 5, 5]), (-1.0, [1]), (7e-3, [5]), (10e-3, [5, 5])]
+)
+def test_behind_the_deadline_one_call_is_timed_after_one_that_sets_up_libraries(monkeypatch, left, batches):
+    made, timed = [], []
+    cuda = CudaClock.__new__(CudaClock)
+    cuda._timer = Host(0.0)
+    monkeypatch.setattr(cuda, "_watched", lambda call: (call(), 128), raising=False)
+
+    def batch(call, count):
+        timed.append(count)
+        for _ in range(count):
+            call()
+            cuda._timer.now()  # a millisecond
+        return [Sample(1e-3)] * count
+
+    monkeypatch.setattr(cuda, "_batch", batch, raising=False)
+    found, workspace = cuda.again(lambda: made.append(1), left)
+    assert (timed, workspace) == (batches, 128)
+    assert len(made) == 1 + sum(batches) == 1 + len(found)

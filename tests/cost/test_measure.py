@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from lowtide.cost import Origin
 from lowtide.cost.cache import CostCache, open_cache
+from lowtide.cost.clock import CudaClock
 from lowtide.cost.device import Device
 from lowtide.cost.estimate import estimate
 from lowtide.cost.measure import measure
@@ -280,3 +281,22 @@ def test_on_a_gpu_a_step_is_measured_and_goes_on_as_before(monkeypatch):
             captured.step()
         results.append([*state_of(model), torch.cuda.get_rng_state()])
     assert same(*results)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_gpu_first_calls_tell_nothing_even_without_time(monkeypatch, tmp_path):
+    first = CudaClock.first
+
+    def loading(self, call):
+        result, seconds, workspace = first(self, call)
+        return result, seconds + 10.0, workspace
+
+    monkeypatch.setattr(CudaClock, "first", loading)
+    model, x, y = network()
+    captured = Captured(loss, model.cuda(), x.cuda(), y.cuda())
+    cache = open_cache(tmp_path, environment())
+    found = measure(captured.graph, captured.targets, captured.run, cache=cache, time_limit=0)
+    assert 0 < found.once < len(captured.graph.ops), "views take nothing, and need no clock"
+    assert all(cost.seconds.value < 1 for cost in found.costs)
+    assert len(cache) < found.signatures, "figures taken in haste are not kept"

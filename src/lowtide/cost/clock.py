@@ -33,7 +33,7 @@ class Clock(Protocol):
         """The result, seconds and workspace of one call."""
 
     def again(self, call: Callable[[], Any], deadline: float) -> tuple[list[Sample], int | None]:
-        """What a few more calls took, and their workspace if it was looked at."""
+        """What a few more calls took, or one behind the deadline, and their workspace if it was looked at."""
 
 
 class CpuClock:
@@ -88,7 +88,7 @@ class CudaClock:
         workspace = self._watched(call)[1]
         samples: list[Sample] = []
         while not _enough(samples, deadline, self._timer):
-            samples += self._batch(call)
+            samples += self._batch(call, _BATCH if self._timer.now() < deadline else 1)
         return samples, workspace
 
     def _watched(self, call: Callable[[], Any]) -> tuple[Any, int]:
@@ -101,20 +101,20 @@ class CudaClock:
         )
         return result, most - max(before, after)
 
-    def _batch(self, call: Callable[[], Any]) -> list[Sample]:
+    def _batch(self, call: Callable[[], Any], count: int = _BATCH) -> list[Sample]:
         """What some calls took on the device, without the time in which it waits for the host.
 
         It is idle until the host has queued them all. Where the host was late, the time to do so is extended
         and the calls are made again; calls that themselves wait for the device are always late.
         """
         for longer in _LONGER:
-            samples, late = self._queued(call, self._pause * longer)
+            samples, late = self._queued(call, count, self._pause * longer)
             if not late:
                 self._pause = min(_MOST_PAUSE, self._pause * longer)
                 break
         return samples
 
-    def _queued(self, call: Callable[[], Any], pause: int) -> tuple[list[Sample], bool]:
+    def _queued(self, call: Callable[[], Any], count: int, pause: int) -> tuple[list[Sample], bool]:
         """What some calls took, and whether the device began with them before all of them were queued.
 
         Then the host's pace counts as well: calls are disturbed where its thread was.
@@ -123,7 +123,7 @@ class CudaClock:
         def queue() -> list[tuple[Any, Any]]:
             pairs = []
             pause_device(pause)
-            for _ in range(_BATCH):
+            for _ in range(count):
                 start, end = timing_event(), timing_event()
                 start.record()
                 result = call()

@@ -53,7 +53,7 @@ class Measured:
     """How many operators differ."""
     from_cache: int
     once: int
-    """Timed on a single run, without warming up: there was no time, or the operator could not be repeated."""
+    """Timed on a single run, on CUDA after a first: there was no time, or no way to repeat it."""
     disturbed: int = 0
     """Measured while something else kept the machine busy, try after try."""
 
@@ -72,9 +72,10 @@ def measure(
     """The cost of every operator of a step, while ``run`` runs it once; what is new is added to the cache.
 
     ``targets`` are the functions behind the operators; ``run`` tells the marker before and after each of
-    them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them.
-    What was measured on a busy machine is marked (``Cost.disturbed``), and not added to the cache. The
-    ``timer`` is that of the operating system, unless told. ``names`` are the signatures of the operators.
+    them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them;
+    on CUDA in one more call each, as their first one loads kernels. What was measured on a busy machine is
+    marked (``Cost.disturbed``), and not added to the cache. The ``timer`` is that of the operating system,
+    unless told. ``names`` are the signatures of the operators.
     """
     names = names or [signature(graph, op) for op in range(len(graph.ops))]
     meter = _Meter(graph, targets, names, cache, time_limit, progress, timer or HostTimer())
@@ -157,10 +158,11 @@ class _Meter(Marker):
         result, seconds, workspace = clock.first(lambda: function(*args, **kwargs))
         moved, view = _moved(one.kind, function, args, kwargs, result)
         samples: list[Sample] = []
+        hasty = self.timer.now() + seconds >= self.deadline
         repeat = functools.partial(_repeated, clock, function, args, kwargs, device, self.deadline)
         if view and device.type == "cuda":
-            samples, workspace = [Sample(0.0)], 0  # nothing reaches the device
-        elif self.timer.now() + seconds < self.deadline:
+            samples, workspace, hasty = [Sample(0.0)], 0, False  # nothing reaches the device
+        elif not hasty or device.type == "cuda":  # there a first call loads kernels, and sets up libraries
             samples, again = repeat()
             workspace = workspace if again is None else again
         count, exact = flop(self.graph, one)
@@ -182,7 +184,7 @@ class _Meter(Marker):
             disturbed=disturbed,
         )
         self.costs[self.signatures[op]] = cost
-        if not samples:
+        if hasty or not samples:
             self.once.add(self.signatures[op])
         elif self.cache is not None and not disturbed:
             self.cache.add(self.signatures[op], cost)

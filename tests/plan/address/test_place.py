@@ -13,7 +13,7 @@ from lowtide.errors import FormatError, PlanError
 from lowtide.plan.address import place as placing
 from lowtide.plan.address.boxes import boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
-from lowtide.plan.address.noisy_skyline import search_around
+from lowtide.plan.address.noisy_skyline import raise_highest, search_around
 from lowtide.plan.address.place import place
 from lowtide.plan.address.skyline import KEYS, skyline, weights
 from lowtide.plan.address.types import AddressPlan, Allocation, EventClock
@@ -163,6 +163,26 @@ def test_skylines_around_good_keys_get_lower_and_stay_valid(seed):
     assert sorted({first, *taken}, reverse=True) == [first, *taken]
     assert least >= boxes.bound
     assert search_around(boxes, [keys], take, first, deadline=time.perf_counter() - 1.0) == first
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_skylines_get_lower_by_raising_what_lies_too_high(seed):
+    asked = [replace(one, bytes=one.bytes + k) for k, one in enumerate(random_allocations(seed, 60))]
+    boxes = boxes_of(asked, 1)
+    keys, first, taken = weights(boxes, "size"), 10 * boxes.bound, []
+
+    def take(offsets):
+        rows = [_Row(asked[k], int(at)) for k, at in zip(boxes.source, offsets, strict=True)]
+        assert not overlaps(rows)
+        taken.append(boxes.height(offsets))
+        return taken[-1]
+
+    least = raise_highest(boxes, keys, take, first, deadline=time.perf_counter() + 0.2)
+    assert taken[0] == boxes.height(skyline(boxes, keys))
+    assert taken == sorted(set(taken), reverse=True)
+    assert boxes.bound <= least == taken[-1]
+    assert least == boxes.bound or len(taken) > 1
+    assert raise_highest(boxes, keys, take, first, deadline=time.perf_counter() - 1.0) == first
 
 
 def test_more_than_few_allocations_are_searched_by_skylines_too(monkeypatch):

@@ -212,9 +212,9 @@ class ListingTape(Tape):
     def _complete(self, graph: Any) -> None:
         """It is not replayed."""
 
-    def layout(self) -> ArenaLayout:
-        """Places for everything, once both parts are captured."""
-        return self._listing.layout()
+    def layout(self, room: int) -> ArenaLayout:
+        """Places for everything, once both parts are captured; so many bytes are there for them."""
+        return self._listing.layout(room)
 
 
 class Tapes:

@@ -74,11 +74,10 @@ class StepCapture:
             if k not in addresses:
                 static[k] = given[k] = self._common.copy_for(k, arguments[k]).copy_(arguments[k])
         listed: list[Replayable] = []
+        room = self._room(static.values())
         if self._layout is None:
-            self._layout, listed = self._listed(given, device)
-        tape = CapturedStep(
-            self._made.new(device, self._layout, self._common.held, self._room(static.values()))
-        )
+            self._layout, listed = self._listed(given, device, room)
+        tape = CapturedStep(self._made.new(device, self._layout, self._common.held, room))
         tape.fixed, tape.static = addresses, static
         batch = batch_of(given, self._resident)
         tape.batch = {given[k].untyped_storage().data_ptr() for k in batch}
@@ -133,7 +132,9 @@ class StepCapture:
 
         return tape.tape.captured(whole, given, self._groups, self._large[part], generators)
 
-    def _listed(self, given: Sequence[Any], device: torch.device) -> tuple[ArenaLayout, list[Replayable]]:
+    def _listed(
+        self, given: Sequence[Any], device: torch.device, room: int
+    ) -> tuple[ArenaLayout, list[Replayable]]:
         """A place for everything: both parts are captured once for what they ask for alone.
 
         Hold their graphs until others are captured: PyTorch gives up a pool on the host with its last graph.
@@ -150,7 +151,7 @@ class StepCapture:
             del saved
             backward, tape.gradients = self._captured(tape, 1, interpreter.run_backward, given)
             interpreter.apart = []
-            return listing.layout(), [forward, backward]
+            return listing.layout(room), [forward, backward]
         finally:
             tape.outputs, tape.gradients = [], []
             listing.close()

@@ -13,7 +13,7 @@ from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
 from lowtide.plan.address.large_first import search_large
-from lowtide.plan.address.noisy_skyline import search_around
+from lowtide.plan.address.noisy_skyline import raise_highest, search_around
 from lowtide.plan.address.omnimalloc_search import ORDERS as SEARCHED
 from lowtide.plan.address.omnimalloc_search import preparation_seconds, search, seconds_per_node, solver_of
 from lowtide.plan.address.restarts import search_again
@@ -30,8 +30,12 @@ _FEW = 500
 """So few are placed by OmniMalloc alone, and in other orders in no time where it cannot."""
 _MOST_LARGE = 2_000
 """So many large boxes are placed on their own at most."""
+_MOST_RAISED = 1_500
+"""Of so many boxes at most the keys are raised; of more, what lies too high is found too slowly."""
 _STARTS = 2
 """Keys that skylines are searched around."""
+_RAISING_SHARE = 0.25
+"""Of the time left, for keys that are raised."""
 _LARGE_SHARE = 0.6
 """Of the time left, for large boxes on their own, where boxes are not few."""
 _SEARCH_SHARE = 0.4
@@ -127,6 +131,7 @@ class _Search:
                     self.other_orders()
                 self.omnimalloc(1.0)
             else:
+                self.raised_skylines()
                 self.large_first()
                 self.omnimalloc(_SEARCH_SHARE)
                 self.noisy_skylines()
@@ -183,12 +188,29 @@ class _Search:
         lower = self.height is None or search.height is None or search.height < self.height
         return search.offsets if lower else None
 
+    def best_keys(self) -> list[str]:
+        """Those to search around, the best one first; none where there is nothing to search for."""
+        if self.proven or self.boxes.has_pins or self.left <= 0 or self.height is None:
+            return []
+        return sorted(self.by_key, key=self.by_key.__getitem__)[:_STARTS]
+
+    def raised_skylines(self) -> None:
+        """Skylines by the best key, raised for what lies too high, where boxes are not too many."""
+        best = self.best_keys()[:1]
+        if best and self.height is not None and len(self.boxes) <= _MOST_RAISED:
+            self.progress(f"from the ground up, by {best[0]} and what lies too high")
+            raise_highest(
+                self.boxes,
+                weights(self.boxes, best[0]),
+                lambda offsets: self._found(offsets, f"skyline by raised {best[0]}"),
+                self.height,
+                deadline=time.perf_counter() + _RAISING_SHARE * self.left,
+            )
+
     def noisy_skylines(self) -> None:
         """Skylines by the best keys, changed a little."""
-        if self.proven or self.boxes.has_pins or self.left <= 0 or self.height is None:
-            return
-        best = sorted(self.by_key, key=self.by_key.__getitem__)[:_STARTS]
-        if not best:
+        best = self.best_keys()
+        if not best or self.height is None:
             return
         self.progress(f"from the ground up, by keys around {best[0]}")
         search_around(

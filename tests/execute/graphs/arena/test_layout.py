@@ -3,10 +3,13 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from lowtide.device_internals import usual_segments
+from lowtide.execute.graphs.arena import layout as arena_layout
 from lowtide.execute.graphs.arena.layout import ALIGNMENT, Listed, Requests
 from lowtide.execute.graphs.arena.pages import pages_of
+from lowtide.plan.address import place as placing
 
 MIB = 1 << 20
 
@@ -162,3 +165,29 @@ def test_small_gradients_lie_together():
         held += pages_of(place.offset, place.used)
     assert len(set(held)) <= 2
     assert layout.bytes <= 41 * MIB
+
+
+def test_places_are_looked_for_again_where_there_is_no_room(monkeypatch):
+    """And not where there can be none, or nobody says how much there is."""
+    limits = []
+
+    def place(allocations, *, time_limit, **options):
+        limits.append(time_limit)
+        found = placing.place(allocations, time_limit=0.1, **options)
+        return found if len(limits) % 2 == 0 else replace(found, arena_bytes=found.arena_bytes + 4 * MIB)
+
+    monkeypatch.setattr(arena_layout, "place", place)
+    requests = Requests()
+    for address in (0, 20 * MIB):
+        requests.ran([Listed(address, 8 * MIB)], {address: 8 * MIB}, allocations=1, taken=8 * MIB)
+    once, twice = [20 * MIB], [20 * MIB, 16 * MIB]
+    for room, sizes in (
+        (None, once),
+        (20 * MIB, once),
+        (18 * MIB, twice),
+        (16 * MIB, twice),
+        (8 * MIB, once),
+    ):
+        limits.clear()
+        assert requests.layout(room).bytes == sizes[-1]
+        assert limits == list(arena_layout._TIME_LIMITS[: len(sizes)])

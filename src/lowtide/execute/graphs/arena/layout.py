@@ -19,8 +19,8 @@ __all__ = ["ALIGNMENT", "ArenaLayout", "Listed", "Place", "Requests"]
 
 ALIGNMENT = 512
 """Of all tensors in PyTorch's allocator."""
-_TIME_LIMIT = 3.0
-"""Seconds to look for places."""
+_TIME_LIMITS = (3.0, 20.0)
+"""Seconds to look for places, and to look again where there is no room for the first ones."""
 
 
 class Listed(NamedTuple):
@@ -115,8 +115,8 @@ class Requests:
         if not request.alive:
             request.death = len(self._operators)
 
-    def layout(self) -> ArenaLayout:
-        """A place for each."""
+    def layout(self, room: int | None = None) -> ArenaLayout:
+        """A place for each; so many bytes are there for them."""
         end = len(self._operators)
         flat = [one for operator in self._operators for one in operator]
         for one in flat:
@@ -126,7 +126,10 @@ class Requests:
             Allocation(lump[0].birth, lump[0].death or end, max(1, sum(map(_rounded, lump))))
             for lump in lumps
         ]
-        found = place(allocations, alignment=ALIGNMENT, time_limit=_TIME_LIMIT)
+        for limit in _TIME_LIMITS:
+            found = place(allocations, alignment=ALIGNMENT, time_limit=limit)
+            if room is None or found.arena_bytes <= room or found.live_bytes > room:
+                break
         offsets: dict[int, int] = {}
         for lump, there in zip(lumps, found.allocations, strict=True):
             for one, before in zip(lump, accumulate(map(_rounded, lump), initial=0), strict=False):

@@ -96,9 +96,9 @@ class Listing:
         """A storage is gone."""
         self._requests.died(address)
 
-    def layout(self) -> ArenaLayout:
-        """Places for all that was asked for."""
-        return self._requests.layout()
+    def layout(self, room: int) -> ArenaLayout:
+        """Places for all that was asked for, for which so many bytes are there."""
+        return self._requests.layout(room // PAGE * PAGE)
 
 
 class Answering:
