@@ -7,8 +7,8 @@ STEP is unet, resnet50, gpt2, gpt2-bf16 or llama (benchmarks/architectures/as_us
 unet, resnet50, gpt2 and llama by default. Each step runs in two processes, by PyTorch's default allocator and with expandable
 segments. "allocated" is the peak of the step planned to the budget without graphs, as PyTorch's allocator counts it; "reserved"
 what the allocator has taken from the device at most, together with the memory of the graphs, of both steps. "own" is what the
-step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Ten
-steps between two synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps
+step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Of plans
+their own prediction is told. Ten steps between two synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps
 are those of the same step without graphs, which runs five times: some kernels give other bits in every run. PyTorch is asked for
 deterministic algorithms, where it has them.
 """
@@ -115,7 +115,8 @@ def measured(step: Any, model: Any, batch: Any, *, compares: bool) -> dict[str, 
     decisions = step.plan.decisions
     model.zero_grad(set_to_none=True)  # a gradient that is held counts as memory outside of the next step
     found["plan"] = (
-        f"{decisions.recomputed} recomputed, {decisions.offloaded} offloaded, {decisions.tiles} tiles"
+        f"{decisions.recomputed} recomputed, {decisions.offloaded} offloaded, {decisions.tiles} tiles, "
+        f"{1e3 * step.plan.predicted.seconds:.0f} ms"
     )
     return found
 

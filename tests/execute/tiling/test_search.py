@@ -20,8 +20,10 @@ from lowtide.execute.tiling.capture_tiles import Cutter
 from lowtide.execute.tiling.geometry import Geometry, geometry
 from lowtide.graph import Graph
 from lowtide.plan.make import plan_loop as tile
+from lowtide.plan.program.instructions import Loop
 from lowtide.plan.request import PlanRequest
 from lowtide.plan.result.plan import Side
+from tests.steps import described
 
 
 def test_tokens_that_attend_to_each_other_hold_no_loops(monkeypatch):
@@ -249,3 +251,39 @@ def test_ways_that_gradients_alone_rule_out_have_no_plan(model, shape, monkeypat
     torch._dynamo.reset()
     with pytest.raises(InfeasibleError, match="none that was tried fits"):
         fit(budget=f"{min(looked) - 1}B")
+
+
+class Worded(nn.Module):
+    """A head whose logits the loss makes twice as large."""
+
+    def __init__(self, words=499, width=16):
+        super().__init__()
+        self.table, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).tanh())
+
+
+def widened(model, ids):
+    return nn.functional.cross_entropy(model(ids).float(), ids)
+
+
+def test_a_loop_that_begins_before_the_logits_is_tried_too(tmp_path, monkeypatch):
+    """One that begins behind them has all of them, and their gradient, beside a tile."""
+    described(tmp_path)
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    torch.manual_seed(0)
+    model, ids = Worded().bfloat16(), torch.randint(0, 499, (512,))
+    logits, words = 512 * 499 * 2, 499 * 16 * 2
+    options = {"only": ("recompute", "tile"), "cost": "estimated", "cache": False, "time_limit": 1.0}
+    begins = set()
+    for budget in (2 * logits + 6 * words + (1 << 16), 5 * logits):
+        torch._dynamo.reset()
+        step = lowtide.fit(widened, model, ids, budget=budget, **options)
+        (loop,) = [one for one in step.plan.program.instructions if isinstance(one, Loop)]
+        (cut,) = loop.cut
+        graph = step.plan.graph
+        (begun,) = [one for one in graph.tensors if one.id == cut]
+        begins.add(begun.shape)
+        assert step.plan.predicted.peak_bytes <= budget
+    assert begins == {(512, 16)}

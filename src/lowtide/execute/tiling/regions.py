@@ -22,6 +22,8 @@ _LARGE = 0.5
 """A tensor of this share of the largest is large."""
 _SMALL = 0.5
 """One of this share at most is a good place for a loop to begin or to end."""
+_LITTLE = 1 / 8
+"""One of this share at most takes little, with its gradient, beside a loop that begins there."""
 _LESS = 0.95
 """An axis is worth cutting where its halves work on less than this share of what the whole works on."""
 _PART = 1 / 8
@@ -45,20 +47,22 @@ def counts(length: int) -> Iterator[int]:
 def endings(tiling: Tiling) -> list[str]:
     """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
 
-    The last of them: what follows it is the region that a loop makes small. Tensors inside of groups do not
-    count: they are never stored.
+    The last of them: what follows it is the region that a loop makes small. Then the last one that is small
+    itself, if that is another one: a loop has all of it, and all of its gradient, beside a tile. Tensors inside
+    of groups do not count: they are never stored.
     """
     graph = tiling.graph
     ops = [op for op, _ in tiling.forward]
     fused = tiling.joint.kernels is not None
     stored = [op for op, call in tiling.forward if not (fused and fuses(call.target))]
     most = _largest_made(graph, stored) or _largest(graph, ops)
-    found: list[str] = []
+    found: list[int] = []
     for k, t in _passages(graph, ops, tiling.leaves):
         small = graph.tensors[t].bytes <= _SMALL * most and graph.tensors[t].alias is None
         if small and _largest(graph, ops[k + 1 :]) >= _LARGE * most:
-            found.append(graph.tensors[t].id)
-    return found[-1:]
+            found.append(t)
+    little = [t for t in found if graph.tensors[t].bytes <= _LITTLE * most]
+    return [graph.tensors[t].id for t in dict.fromkeys((*found[-1:], *little[-1:]))]
 
 
 def middles(joint: Joint) -> list[str]:

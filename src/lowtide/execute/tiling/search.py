@@ -152,13 +152,13 @@ class Search:
             self.refused = self.refused or CaptureError(f"a way to cut it fails: {said}")
             traceback.clear_frames(error.__traceback__)
 
-    def unsatisfied(self) -> bool:
-        """Whether nothing good was found so far, and there is time to go on."""
+    def unsatisfied(self, enough: float = _GOOD_ENOUGH) -> bool:
+        """Whether nothing was found so far that adds no more than ``enough``, and there is time to go on."""
         in_time = self.left() > time_shares.TILE_PLANNING * self.request.limits.time_limit
         if self.best is None:
             return self.rival is None or in_time
         slow = self.rival is not None and self.best.predicted.seconds >= self.rival
-        return (slow or self.best.overhead > _GOOD_ENOUGH) and in_time
+        return (slow or self.best.overhead > enough) and in_time
 
     def try_all(self) -> None:
         """Try the whole step, and parts of it that end before the loss where nothing good is found."""
@@ -187,7 +187,9 @@ class Search:
         if whole.ends:
             self.attempts(whole, result_grids(whole))
             return
-        for cut in endings(whole) if not whole.begins else ():
+        for number, cut in enumerate(endings(whole) if not whole.begins else ()):
+            if number and not self.unsatisfied(_GOOD):
+                break
             with self.unless_refused():
                 ending = Tiling(self.joint, (cut,))
                 self.attempts(ending, rows(ending, self.budget))
