@@ -7,10 +7,10 @@ STEP is unet, resnet50, gpt2, gpt2-bf16 or llama (benchmarks/architectures/as_us
 unet, resnet50, gpt2 and llama by default. Each step runs in two processes, by PyTorch's default allocator and with expandable
 segments. "allocated" is the peak of the step planned to the budget without graphs, as PyTorch's allocator counts it; "reserved"
 what the allocator has taken from the device at most, together with the memory of the graphs, of both steps. "own" is what the
-step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Of plans
-their own prediction is told. Ten steps between two synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps
-are those of the same step without graphs, which runs five times: some kernels give other bits in every run. PyTorch is asked for
-deterministic algorithms, where it has them.
+step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Ten steps between two
+synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps are those of the
+same step without graphs, which runs five times: some kernels give other bits in every run. PyTorch is asked for deterministic
+algorithms, where it has them. Of plans it is told what they do, and what they predict.
 """
 
 from __future__ import annotations

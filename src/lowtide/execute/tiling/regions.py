@@ -47,9 +47,9 @@ def counts(length: int) -> Iterator[int]:
 def endings(tiling: Tiling) -> list[str]:
     """Tensors through which all of the loss goes, with the largest tensors of the step behind them.
 
-    The last of them: what follows it is the region that a loop makes small. Then the last one that is small
-    itself, if that is another one: a loop has all of it, and all of its gradient, beside a tile. Tensors inside
-    of groups do not count: they are never stored.
+    The last of them: what follows it is the region that a loop makes small. Then the last one that is much
+    smaller, if that is another one: a loop has all of it, and all of its gradient, beside a tile. Tensors
+    inside of groups do not count: they are never stored.
     """
     graph = tiling.graph
     ops = [op for op, _ in tiling.forward]
