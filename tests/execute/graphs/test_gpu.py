@@ -382,24 +382,22 @@ class Deep(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            x = x + torch.sigmoid(layer(x))
+            x = x + torch.softmax(layer(x), 1)
         return x
 
 
 def test_copies_inside_of_tiles_are_replayed():
+    """A tile is one of two sequences, as tokens cannot be told apart: it needs copies to the host."""
     torch.manual_seed(0)
     model = Deep().cuda()
-    x, y = torch.randn(2, 65536, 256, device="cuda")
+    x, y = torch.randn(2, 2, 32768, 256, device="cuda")
 
     def loss_of(model, x, y):
         return ((model(x) - y) ** 2).sum()
 
     options = {"only": ("offload", "tile"), "graphs": "auto", "time_limit": 2.0, "cost": "estimated"}
-    for budget in ("27%", "25%", "29%"):  # of what is faster, smaller tiles or copies
-        step = lowtide.fit(loss_of, model, x, y, budget=budget, **options)
-        lines = [one for body in step.plan.program.bodies for one in body.program.instructions]
-        if any(isinstance(one, Send) for one in lines):
-            break
+    step = lowtide.fit(loss_of, model, x, y, budget="35%", **options)
+    lines = [one for body in step.plan.program.bodies for one in body.program.instructions]
     assert any(isinstance(one, Send) for one in lines)
     found = []
     for _ in range(8):

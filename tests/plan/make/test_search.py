@@ -15,6 +15,7 @@ from lowtide.plan.bounds.cut import Effort
 from lowtide.plan.bounds.lower_bounds import Cuts, smallest_conceivable, surely_infeasible
 from lowtide.plan.bounds.relaxation import relax
 from lowtide.plan.budget import Budget
+from lowtide.plan.make import candidates
 from lowtide.plan.make.make_plan import make_plan
 from lowtide.plan.problem.pauses import as_events, with_pauses
 from lowtide.plan.problem.problem import build_problem
@@ -22,6 +23,7 @@ from lowtide.plan.problem.schedule import evaluate
 from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.in_place import pointwise
+from lowtide.plan.program.instructions import Run, Send
 from lowtide.plan.program.simulate import simulate
 from lowtide.plan.recompute.annealing import rounds as annealing
 from lowtide.plan.recompute.greedy import greedy
@@ -257,3 +259,29 @@ def test_a_step_of_views_alone_is_refused_in_words(methods):
     with pytest.raises(InfeasibleError, match="inputs of the step alone") as told:
         make_plan(graph, Costs((0.0,), (0,)), request, DeviceRoom(link=Link(1e9, 1e9)))
     assert told.value.smallest_budget == told.value.plan.predicted.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_recomputation_is_not_asked_for_nothing_runs_twice(seed, monkeypatch):
+    """Not in the plan of an error either, where programs turn out to need more than was asked for."""
+    graph, seconds, workspace, _ = random_step(seed, (9, 14), charges=False)
+    costs, link = Costs(tuple(seconds), tuple(workspace)), Link(8.0, 8.0)
+    peak = make_plan(graph, costs, PlanRequest(Budget(bytes=1 << 40))).plain.peak_bytes
+    real, more = candidates.played, [0]
+
+    def played(graph, costs, program, link):
+        timeline = real(graph, costs, program, link)
+        sent = more[0] * any(isinstance(line, Send) for line in program.instructions)
+        return msgspec.structs.replace(timeline, live_bytes=tuple(x + sent for x in timeline.live_bytes))
+
+    monkeypatch.setattr(candidates, "played", played)
+    for share, more[0] in itertools.product((0.5, 0.7, 0.9), (0, 3)):
+        request = PlanRequest(Budget(bytes=int(share * peak)), ("offload",)).within(0.2)
+        try:
+            plan = make_plan(graph, costs, request, DeviceRoom(link=link))
+        except InfeasibleError as error:
+            plan = error.plan
+            assert plan.budget_bytes == error.smallest_budget
+        runs = [line.op for line in plan.program.instructions if isinstance(line, Run)]
+        anew = [op for op in runs if all(graph.tensors[t].alias is None for t in graph.ops[op].outputs)]
+        assert len(anew) == len(set(anew))

@@ -65,8 +65,9 @@ def with_leaves_away(
     budget = task.step_budget
     program, timeline = _realised(problem.graph, costs, found, leaves, task, budget)
     if timeline.peak_bytes > budget:
-        floor = at_the_end(problem)
-        raise InfeasibleError("", budget=budget, smallest_budget=timeline.peak_bytes, floor=floor)
+        peak, floor = timeline.peak_bytes, at_the_end(problem)
+        known = Smallest(peak, found.events, found.problem)
+        raise InfeasibleError("", budget=budget, smallest_budget=peak, floor=floor, known=known)
     seconds = sum(timeline.seconds)
     if leaves:
         waited = (seconds - sum(costs.seconds)) * found.problem.scale * (1 - 1e-9)

@@ -21,7 +21,7 @@ from lowtide.plan.make.candidates import (
     stored,
     with_leaves_away,
 )
-from lowtide.plan.make.search import search
+from lowtide.plan.make.search import restricted, search
 from lowtide.plan.offload.parameters import movable, streamed
 from lowtide.plan.problem.problem import Problem, build_problem
 from lowtide.plan.problem.reorder import in_order, lean_order
@@ -75,6 +75,7 @@ def make_plan(
     """
     began = time.monotonic()
     problem, others = _problem(graph, costs, able, fine=room.link is not None)
+    problem = restricted(problem, request.methods)
     peak = plain_peak(graph, costs, able) + room.outside_bytes
     size = request.budget.resolve(peak, room.free_bytes)
     task = PlanTask(request, room, size, peak, tuple(sorted(able)))

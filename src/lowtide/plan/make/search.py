@@ -22,7 +22,7 @@ from lowtide.plan.recompute.refusal import refusal
 from lowtide.plan.recompute.smallest_budget import smallest_budget
 from lowtide.plan.request import Limits
 
-__all__ = ["search"]
+__all__ = ["restricted", "search"]
 
 _METHODS = frozenset({"recompute", "offload"})
 
@@ -48,9 +48,7 @@ def search(
     unknown = sorted(set(methods) - _METHODS)
     if unknown or not methods:
         raise PlanError(f"a plan may use recompute, offload or both, not {', '.join(unknown) or 'nothing'}")
-    if "recompute" not in methods:
-        never = (False,) * len(problem.ops)
-        problem = replace(problem, asked=never, again=never)
+    problem = restricted(problem, methods)
     relaxation = relax(problem)
     if "offload" not in methods:
         return recompute(problem, budget, relaxation, limits, starts=starts, others=others)
@@ -74,3 +72,11 @@ def search(
     )
     # its own bound is that of recomputation alone
     return replace(last, bound=min(bound, last.cost), floor=floor)
+
+
+def restricted(problem: Problem, methods: Collection[str]) -> Problem:
+    """The same in which nothing runs twice, unless recomputation is one of the methods."""
+    if "recompute" in methods:
+        return problem
+    never = (False,) * len(problem.ops)
+    return replace(problem, asked=never, again=never)
