@@ -10,7 +10,8 @@ what the allocator has taken from the device at most, together with the memory o
 step with graphs reserves of what it allocates where it is not replayed: its plan leaves some of the budget for the graphs. Ten steps between two
 synchronisations, after those that do not count. "bits" says whether loss and gradients of two replayed steps are those of the
 same step without graphs, which runs five times: some kernels give other bits in every run. PyTorch is asked for deterministic
-algorithms, where it has them. Of plans it is told what they do, and what they predict.
+algorithms, where it has them. Models are moved to the host and back once they are made: half-empty segments in which they were
+made are not the step's. Of plans it is told what they do, and what they predict.
 """
 
 from __future__ import annotations
@@ -137,6 +138,9 @@ def rows(name: str, chosen: Any) -> Any:
     """Of one step in this process."""
     torch.manual_seed(0)
     model, batch, loss_of = CASES[name]("cuda", False)
+    model.cpu()
+    cleared()
+    model.cuda()
     deterministic(loss_of, model, batch)
     for budget in chosen.budgets.split(","):
         found: dict[str, dict[str, Any]] = {}
