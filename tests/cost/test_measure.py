@@ -285,18 +285,30 @@ def test_on_a_gpu_a_step_is_measured_and_goes_on_as_before(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_a_gpu_first_calls_tell_nothing_even_without_time(monkeypatch, tmp_path):
-    first = CudaClock.first
+def test_on_a_gpu_first_calls_tell_nothing_where_time_is_short(monkeypatch, tmp_path):
+    """Without any time nothing is called again, as that takes memory."""
+    first, again = CudaClock.first, CudaClock.again
+    repeats = []
 
     def loading(self, call):
         result, seconds, workspace = first(self, call)
         return result, seconds + 10.0, workspace
 
+    def repeated(self, call, deadline):
+        repeats.append(deadline)
+        return again(self, call, deadline)
+
     monkeypatch.setattr(CudaClock, "first", loading)
+    monkeypatch.setattr(CudaClock, "again", repeated)
     model, x, y = network()
     captured = Captured(loss, model.cuda(), x.cuda(), y.cuda())
     cache = open_cache(tmp_path, environment())
-    found = measure(captured.graph, captured.targets, captured.run, cache=cache, time_limit=0)
+    found = measure(captured.graph, captured.targets, captured.run, cache=cache, time_limit=1e-9)
     assert 0 < found.once < len(captured.graph.ops), "views take nothing, and need no clock"
     assert all(cost.seconds.value < 1 for cost in found.costs)
     assert len(cache) < found.signatures, "figures taken in haste are not kept"
+    assert repeats
+    repeats.clear()
+    found = measure(captured.graph, captured.targets, captured.run, time_limit=0)
+    assert not repeats
+    assert any(cost.seconds.value >= 10 for cost in found.costs)

@@ -73,9 +73,10 @@ def measure(
 
     ``targets`` are the functions behind the operators; ``run`` tells the marker before and after each of
     them. Repeats stop after ``time_limit`` seconds: operators that are left are timed as the step runs them;
-    on CUDA in one more call each, as their first one loads kernels. What was measured on a busy machine is
-    marked (``Cost.disturbed``), and not added to the cache. The ``timer`` is that of the operating system,
-    unless told. ``names`` are the signatures of the operators.
+    on CUDA in one more call each, as their first one loads kernels. With 0 seconds nothing is called again:
+    that takes more memory than the step. What was measured on a busy machine is marked (``Cost.disturbed``),
+    and not added to the cache. The ``timer`` is that of the operating system, unless told. ``names`` are the
+    signatures of the operators.
     """
     names = names or [signature(graph, op) for op in range(len(graph.ops))]
     meter = _Meter(graph, targets, names, cache, time_limit, progress, timer or HostTimer())
@@ -99,6 +100,7 @@ class _Meter(Marker):
         self.graph, self.targets, self.cache = graph, targets, cache
         self.timer, self.progress = timer, progress
         self.deadline = timer.now() + time_limit
+        self._repeats = time_limit > 0
         self._spare = min(_MOST_AGAIN, _AGAIN * time_limit)
         """Seconds that are left to measure again what was disturbed."""
         self.signatures = names
@@ -162,7 +164,7 @@ class _Meter(Marker):
         repeat = functools.partial(_repeated, clock, function, args, kwargs, device, self.deadline)
         if view and device.type == "cuda":
             samples, workspace, hasty = [Sample(0.0)], 0, False  # nothing reaches the device
-        elif not hasty or device.type == "cuda":  # there a first call loads kernels, and sets up libraries
+        elif not hasty or (self._repeats and device.type == "cuda"):  # a first call loads kernels there
             samples, again = repeat()
             workspace = workspace if again is None else again
         count, exact = flop(self.graph, one)
