@@ -274,16 +274,13 @@ def test_a_loop_that_begins_before_the_logits_is_tried_too(tmp_path, monkeypatch
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     torch.manual_seed(0)
     model, ids = Worded().bfloat16(), torch.randint(0, 499, (512,))
+    monkeypatch.setattr("lowtide.plan.time_shares.TILE_PATIENCE", 1000)
     logits, words = 512 * 499 * 2, 499 * 16 * 2
     options = {"only": ("recompute", "tile"), "cost": "estimated", "cache": False, "time_limit": 1.0}
-    begins = set()
-    for budget in (2 * logits + 6 * words + (1 << 16), 5 * logits):
-        torch._dynamo.reset()
-        step = lowtide.fit(widened, model, ids, budget=budget, **options)
-        (loop,) = [one for one in step.plan.program.instructions if isinstance(one, Loop)]
-        (cut,) = loop.cut
-        graph = step.plan.graph
-        (begun,) = [one for one in graph.tensors if one.id == cut]
-        begins.add(begun.shape)
-        assert step.plan.predicted.peak_bytes <= budget
-    assert begins == {(512, 16)}
+    budget = 2 * logits + 6 * words + (1 << 16)
+    torch._dynamo.reset()
+    plan = lowtide.fit(widened, model, ids, budget=budget, **options).plan
+    (loop,) = [one for one in plan.program.instructions if isinstance(one, Loop)]
+    (begun,) = [one for one in plan.graph.tensors if one.id in loop.cut]
+    assert begun.shape == (512, 16)
+    assert plan.predicted.peak_bytes <= budget
