@@ -27,6 +27,7 @@ BASE = {
     "nested",
     "notebook",
     "pace",
+    "cores",
 }
 MAY_IMPORT = {
     "printable": set(),
@@ -36,6 +37,7 @@ MAY_IMPORT = {
     "collector": set(),
     "nested": set(),
     "pace": set(),
+    "cores": set(),
     "notebook": {"printable", "units"},
     "files": {"errors", "printable"},
     "documents": {"errors", "files"},

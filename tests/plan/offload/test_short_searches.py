@@ -28,7 +28,8 @@ def order(monkeypatch):
     def stub(name, result):
         return lambda *given, **options: begun.append(name) or result(*given)
 
-    monkeypatch.setattr(portfolio, "anneal_round", stub("annealing", lambda *given: (0, 0, given[2])))
+    monkeypatch.setattr(portfolio, "anneal_from", stub("annealing", lambda *given: given[2]))
+    monkeypatch.setattr(portfolio, "anneal_first", stub("plain step", lambda *given: None))
     monkeypatch.setattr(portfolio, "anneal", stub("annealing", lambda *given: None))
     monkeypatch.setattr(portfolio, "greedy", stub("greedy", lambda *given: frozenset()))
     monkeypatch.setattr(portfolio._Search, "solve_cuts", stub("cuts", lambda *given: []))
@@ -39,7 +40,10 @@ def order(monkeypatch):
 
 @pytest.mark.parametrize(
     ("effort", "expected"),
-    [(0.2, ["annealing", "cuts", "greedy", "annealing"]), (1000.0, ["cuts", "greedy", "annealing"])],
+    [
+        (0.2, ["annealing", "plain step", "cuts", "greedy", "annealing"]),
+        (1000.0, ["plain step", "cuts", "greedy", "annealing"]),
+    ],
 )
 def test_a_given_schedule_is_annealed_before_all_else_where_time_is_short(deep, order, effort, expected):
     budget = int(evaluate(deep, ()).peak * 0.6)
@@ -47,10 +51,10 @@ def test_a_given_schedule_is_annealed_before_all_else_where_time_is_short(deep, 
     assert order == expected
 
 
-def test_without_a_given_schedule_cut_programs_come_first(deep, order):
+def test_without_a_given_schedule_the_plain_step_is_annealed_first(deep, order):
     budget = int(evaluate(deep, ()).peak * 0.6)
     assert portfolio.recompute_or_none(deep, budget, effort=0.2) is None
-    assert order == ["cuts", "greedy", "annealing"]
+    assert order == ["plain step", "cuts", "greedy", "annealing"]
 
 
 def test_a_given_schedule_that_is_annealed_first_gives_the_same_plan_each_time(deep, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lowtide.cores import usable_cores
 from lowtide.cost.wire import WireSpeed
 from lowtide.distributed_internals import default_store, group_seconds
 from lowtide.errors import RunError
@@ -96,8 +97,7 @@ def _crowding(meeting: Meeting) -> float:
     told = meeting.everybody("count threads", mine)
     heard = [msgspec.json.decode(one, type=tuple[str, int]) for one in told]
     threads = sum(count for host, count in heard if host == heard[meeting.rank][0])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1.0 if _device_type() == "cuda" else max(1.0, threads / cores)
+    return 1.0 if _device_type() == "cuda" else max(1.0, threads / usable_cores())
 
 
 def _speeds(wires: Sequence[ProcessWire], meeting: Meeting) -> tuple[WireSpeed, ...]:

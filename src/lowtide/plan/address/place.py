@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
+from lowtide.cores import usable_cores
 from lowtide.errors import PlanError
 from lowtide.plan.address.boxes import Boxes, Ints, boxes_of, peak_bytes
 from lowtide.plan.address.first_fit import ORDERS, first_fit
@@ -239,7 +239,7 @@ class _Search:
             offsets, proven = search(self.boxes, seconds - preparation_seconds(self.boxes))
             self.take(offsets, "OmniMalloc", proven)
             return
-        few, cores = len(self.boxes) <= _FEW, min(_cores(), len(SEARCHED))
+        few, cores = len(self.boxes) <= _FEW, min(usable_cores(), len(SEARCHED))
         self.take(solver.greedy(_GREEDY_SHARE * seconds, cores), "OmniMalloc")
         self.proven |= search_again(
             solver,
@@ -261,12 +261,6 @@ class _Search:
         for order in ORDERS:
             if order != "size" and not self.proven:
                 self.take(first_fit(self.boxes, order, stop=self.height), f"greedy by {order}")
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
 def _refuse(allocations: Sequence[Allocation], alignment: int) -> None:

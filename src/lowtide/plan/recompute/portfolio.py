@@ -3,8 +3,9 @@
 A portfolio, in this order, each step skipped once the cost equals the bound:
 
 1. store everything, if that fits;
-2. for all but large problems a short annealing, so that there is something to compare with; for tiny ones
-   the shortest path of step 7; for large ones in little time annealing from schedules that are given;
+2. for large problems in little time annealing from schedules that are given; for all but large ones, and for
+   all where no bound is asked for, a short annealing, so that there is something to compare with; for tiny
+   ones the shortest path of step 7;
 3. for large problems with repeated blocks a cut program with one choice for all copies;
 4. cut programs, growing by the cuts at which their own solution exceeds the budget: they give the bound,
    often the optimum itself, else good starts;
@@ -45,7 +46,8 @@ from lowtide.plan.recompute.annealing.rounds import (
     SHORTEST,
     OrderedProblem,
     anneal,
-    anneal_round,
+    anneal_first,
+    anneal_from,
     moves_of,
 )
 from lowtide.plan.recompute.found import LOWEST, Found
@@ -155,13 +157,13 @@ class _Search(State):
                 self.annealed(start)
 
     def annealed(self, start: Outcome, number: int = 0) -> Outcome:
-        """Anneal a schedule in one short round, even where time is up: where that ended.
+        """Anneal a schedule in short rounds, even where time is up: where that ended.
 
         For very large problems, and without the compiled kernel, a round is not short: it ends in time.
         """
         self.overtime = COMPILED and SHORTEST * len(self.problem.ops) <= _OVERTIME
         seed = self.seed * 1000 + 50 + number
-        _, _, events = anneal_round(self, self.line, start.events, SHORTEST, seed=seed, hot=2.0)
+        events = anneal_from(self, self.line, start.events, moves=SHORTEST, seed=seed, hot=2.0)
         self.overtime = False
         return evaluate(self.problem, events)
 
@@ -199,13 +201,11 @@ class _Search(State):
         pool = [evaluate(self.problem, start) for start in starts]
         for outcome in pool:
             self.offer(outcome, "given")
-        if not self.large and self.budget >= self.in_order and not self.done():
-            short = 1.0 if self.effort else min(1.0, self.time_limit)
-            moves = max(10_000, int(100_000 * short))
-            anneal_round(self, self.line, frozenset(), moves, seed=self.seed, hot=2.0)
         quick = len(self.problem.ops) > REUSED_A_SECOND * (self.effort or self.time_limit)
         if self.large and quick and self.budget >= self.in_order:
             pool = [self.annealed(outcome, k) for k, outcome in enumerate(pool)]
+        if (self.relaxation is None or not self.large) and self.budget >= self.in_order and not self.done():
+            anneal_first(self, self.line)
         small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():
@@ -288,8 +288,8 @@ class _Search(State):
                 break
             if outcome.peak <= _NEARLY * self.budget:
                 seed = self.seed * 1000 + 200 + k
-                moves = moves_of(self)
-                anneal_round(self, self.line, outcome.events, moves, seed=seed, hot=_COLD, method="blocks")
+                start, moves = outcome.events, moves_of(self)
+                anneal_from(self, self.line, start, moves=moves, seed=seed, hot=_COLD, method="blocks")
 
     def solve_cuts(self, cuts: Cuts, *, rounds: int, share: float) -> list[Outcome]:
         """Solve the cut program, add the cuts its solution violates, and again."""
