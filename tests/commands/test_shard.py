@@ -10,6 +10,7 @@ from lowtide.commands.main import cli, main
 from lowtide.documents import read_document
 from lowtide.errors import RunError
 from lowtide.execute.shards.ranks import on_ranks
+from lowtide.graph import EXCHANGE
 from lowtide.plan.result.shard_plan import ShardPlan, valid_shard_plan
 
 
@@ -172,3 +173,23 @@ def test_a_mesh_of_several_axes_gives_the_gradients_of_one(tmp_path):
     assert view["max_rel_grad_diff"] < 1e-10
     assert view["wire_bytes"] == view["planned_wire_bytes"] > 0
     assert "dist_input=Rect" in out.read_text()
+
+
+def test_what_moves_takes_the_time_of_its_axis(tmp_path):
+    out = tmp_path / "shards.json"
+    links = ["--link", "100GB/s,0us", "--link", "50GB/s,3us"]
+    words = ["--mesh", "2x2", "--cut", "height", *links, "--time-limit", "2", "-o", str(out)]
+    done = shard("convpool", *words)
+    assert done.exit_code == 0
+    found = valid_shard_plan(read_document(out, ShardPlan))
+    assert {one.axis for one in found.moves} == {0, 1}
+    assert {one.dim < 0 for one in found.moves} == {False, True}, "pieces and sums"
+    for one in found.moves:
+        delay, rate = [(0.0, 100e9), (3e-6, 50e9)][one.axis]
+        times = 1 if one.dim >= 0 else 2  # a sum of two devices goes around in two rounds, with half of it each
+        assert one.seconds == pytest.approx(times * delay + max(one.sent_bytes) / rate)
+    assert found.plan is not None
+    exchanged = [k for k, op in enumerate(found.plan.graph.ops) if op.kind == EXCHANGE]
+    taken = [found.plan.wire_seconds[k] for k in exchanged if k in found.plan.wire_seconds]
+    assert any(one < 3e-6 for one in taken), "over the fast connection"
+    assert any(one > 3e-6 for one in taken), "over the slow one"

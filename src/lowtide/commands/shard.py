@@ -178,7 +178,7 @@ def shard(
             shares = _ran(task, built)
         view |= _measured_view(shares)
     if output is not None:
-        made = shard_plan(chooser, choice, target, budget)
+        made = shard_plan(chooser, choice, target, budget, wires)
         write_document(output, msgspec.structs.replace(made, measured=tuple(map(taken, shares))))
     if as_json:
         print_json(view)

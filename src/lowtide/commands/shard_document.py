@@ -30,8 +30,10 @@ _SHOWN = 4
 """On more devices some are described: all others are like one of them."""
 
 
-def shard_plan(chooser: Chooser, choice: ShardChoice, target: str, budget: str) -> ShardPlan:
-    """All that is known of a split before it runs."""
+def shard_plan(
+    chooser: Chooser, choice: ShardChoice, target: str, budget: str, links: Sequence[WireSpeed]
+) -> ShardPlan:
+    """All that is known of a split before it runs; ``links`` are those along the axes of the mesh."""
     from lowtide.trace.shards.device_step import device_step
     from lowtide.trace.shards.picture import picture
 
@@ -49,8 +51,8 @@ def shard_plan(chooser: Chooser, choice: ShardChoice, target: str, budget: str) 
         seconds=seconds,
         shards=shards,
         ranks=ranks,
-        bytes_per_second=chooser.link.bytes_per_second,
-        latency=chooser.link.latency,
+        bytes_per_second=links[0].bytes_per_second,
+        latency=links[0].latency,
         one=Side(plain_peak(joint.graph, Costs(seconds)), sum(seconds)),
         split=_figures(best),
         messages=best.messages,
@@ -58,10 +60,10 @@ def shard_plan(chooser: Chooser, choice: ShardChoice, target: str, budget: str) 
         gap=choice.gap,
         budget_bytes=chooser.budget,
         others=tuple(map(_figures, choice.others)),
-        moves=tuple(_moves(steps, chooser.link)),
+        moves=tuple(_moves(steps, shards.mesh, links)),
         pictures=tuple(DevicePicture(rank, picture(joint, shards, rank, names)) for rank in ranks),
         largest=largest,
-        plan=_plan(device_step(joint, shards, largest, sums=True), chooser, shards.mesh, budget),
+        plan=_plan(device_step(joint, shards, largest, sums=True), chooser, shards.mesh, budget, links),
     )
 
 
@@ -86,7 +88,7 @@ def _figures(one: SplitTried) -> SplitFigures:
     return SplitFigures(one.name, one.seconds, one.peak_bytes, one.plain_bytes, one.wire_bytes, one.fits)
 
 
-def _moves(steps: Sequence[DeviceStep], link: WireSpeed) -> Iterable[ShardMove]:
+def _moves(steps: Sequence[DeviceStep], mesh: Mesh, links: Sequence[WireSpeed]) -> Iterable[ShardMove]:
     """What moves, device by device; what an operator moves of one tensor in one way is one entry."""
     found: dict[tuple[int, int, str, str, int, int], list[int]] = {}
     for place, step in enumerate(steps):
@@ -94,6 +96,7 @@ def _moves(steps: Sequence[DeviceStep], link: WireSpeed) -> Iterable[ShardMove]:
             key = (one.tensor, one.operator, one.how, one.phase, one.axis, one.dim)
             found.setdefault(key, [0] * len(steps))[place] += one.bytes
     for (tensor, operator, how, phase, axis, dim), sent in found.items():
+        link, most = links[axis], max(sent)
         yield ShardMove(
             tensor,
             operator,
@@ -102,11 +105,13 @@ def _moves(steps: Sequence[DeviceStep], link: WireSpeed) -> Iterable[ShardMove]:
             axis,
             dim,
             tuple(sent),
-            link.seconds(max(sent)),
+            link.seconds(most) if dim >= 0 else link.sum_seconds(most, mesh.sizes[axis]),
         )
 
 
-def _plan(step: DeviceStep, chooser: Chooser, mesh: Mesh, budget: str) -> Plan | None:
+def _plan(
+    step: DeviceStep, chooser: Chooser, mesh: Mesh, budget: str, links: Sequence[WireSpeed]
+) -> Plan | None:
     """The plan of a device inside its budget, by estimated times; None where none is found."""
     from lowtide.cost.estimate import estimate
     from lowtide.cost.wire import WireEnd, wire_seconds
@@ -114,8 +119,8 @@ def _plan(step: DeviceStep, chooser: Chooser, mesh: Mesh, budget: str) -> Plan |
 
     graph = step.joint.graph
     ends = {
-        name: WireEnd(chooser.link, place, size)
-        for (name, place), size in zip(step.wires, mesh.sizes, strict=True)
+        name: WireEnd(link, place, size)
+        for (name, place), size, link in zip(step.wires, mesh.sizes, links, strict=True)
     }
     seconds = tuple(one.seconds.value if one.seconds else 0.0 for one in estimate(graph, chooser.device))
     costs = Costs(

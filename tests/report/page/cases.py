@@ -66,7 +66,11 @@ def sharded(budget: str = "100%") -> ShardPlan:
     chooser = Chooser(joint, 2, DEVICE, WireSpeed(), time_limit=1.0, forced=True)
     choice = choose(chooser, "height")
     found = shard_plan(
-        chooser, replace(choice, others=(replace(choice.best, name="another"),)), "convpool", budget
+        chooser,
+        replace(choice, others=(replace(choice.best, name="another"),)),
+        "convpool",
+        budget,
+        [WireSpeed()],
     )
     share = ShareTaken(5000, 6000, 1000, 700, 700, 2e-7, 1e-8, 0.0)
     return msgspec.structs.replace(found, measured=(share, share))

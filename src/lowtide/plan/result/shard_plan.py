@@ -92,7 +92,7 @@ class ShardPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The devices that are described; others are like one of them."""
     bytes_per_second: float
     latency: float
-    """Of the connection between devices, in seconds."""
+    """Of the connection between devices, in seconds, as the rate: along the first axis of the mesh."""
     one: Side
     """One device, storing everything."""
     split: SplitFigures
