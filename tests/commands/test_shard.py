@@ -186,7 +186,9 @@ def test_what_moves_takes_the_time_of_its_axis(tmp_path):
     assert {one.dim < 0 for one in found.moves} == {False, True}, "pieces and sums"
     for one in found.moves:
         delay, rate = [(0.0, 100e9), (3e-6, 50e9)][one.axis]
-        times = 1 if one.dim >= 0 else 2  # a sum of two devices goes around in two rounds, with half of it each
+        times = (
+            1 if one.dim >= 0 else 2
+        )  # a sum of two devices goes around in two rounds, with half of it each
         assert one.seconds == pytest.approx(times * delay + max(one.sent_bytes) / rate)
     assert found.plan is not None
     exchanged = [k for k, op in enumerate(found.plan.graph.ops) if op.kind == EXCHANGE]

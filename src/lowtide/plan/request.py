@@ -152,6 +152,10 @@ class DeviceRoom:
     pinned: Collection[int] = ()
     """Parameters and inputs that cannot leave the device."""
 
+    def of_tiles(self) -> DeviceRoom:
+        """The same for tiles: none of them is a part of its own, which would end with its copies done."""
+        return self if self.link is None else replace(self, link=replace(self.link, settles=False))
+
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:

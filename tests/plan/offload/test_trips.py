@@ -1,11 +1,15 @@
 """Copies to the host and back: clocks by hand, and plans that keep their budget and their values."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from lowtide.errors import InfeasibleError, PlanError
 from lowtide.graph import Graph, Op, Phase, Role, Tensor
 from lowtide.plan.budget import parse_budget
 from lowtide.plan.check.checker import check
+from lowtide.plan.check.time import seconds_of
 from lowtide.plan.offload.trips import Trip, hurried, trips, with_trips
 from lowtide.plan.problem.lower import lower
 from lowtide.plan.problem.problem import build_problem
@@ -15,6 +19,7 @@ from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.program.simple import kept_throughout, store_all
 from lowtide.plan.program.simulate import simulate
+from lowtide.plan.request import DeviceRoom
 from tests.plan import written
 from tests.plan.random_steps import random_step
 from tests.planning import plan_for, searched
@@ -73,6 +78,54 @@ def test_clocks(link, took):
     assert timeline.live_bytes == (11, 21, 21, 21)
 
 
+LATE = Program((Run(0), Send(1), Run(1), Run(2), Drop((2,))), (Run(3), Drop((1, 3))))
+
+
+@pytest.mark.parametrize(
+    ("link", "took"),
+    [
+        # out from 1 s on for 4 s: forward, which would end at 3 s, waits 2 s; nobody else does
+        (Link(2.5, 1e9, settles=True), (1.0, 1.0, 1.0, 3.0)),
+        (Link(2.5, 1e9), (1.0, 1.0, 1.0, 1.0)),
+        (Link(5.0, 1e9, settles=True), (1.0, 1.0, 1.0, 1.0)),
+    ],
+)
+def test_a_forward_that_ends_with_its_copies_waits_for_them(link, took):
+    assert simulate(CHAIN, LATE, seconds=[1.0] * 4, link=link).seconds == pytest.approx(took)
+    assert seconds_of(CHAIN, LATE, [1.0] * 4, {}, link) == pytest.approx(sum(took))
+
+
+def test_what_comes_back_and_is_let_go_of_unread_is_waited_for_where_forward_ends():
+    lines = (Run(0), Send(1), Run(1), Drop((1,)), Fetch(1), Drop((1,)), Run(2), Drop((2,)))
+    program, link = Program(lines, (Run(3), Drop((3,)))), Link(1e9, 2.5, settles=True)
+    last = msgspec.structs.replace(CHAIN.ops[3], inputs=(3,))
+    graph = msgspec.structs.replace(CHAIN, ops=(*CHAIN.ops[:3], last))
+    took = simulate(graph, program, seconds=[1.0] * 4, link=link).seconds  # back from 2 s on for 4 s
+    assert took == pytest.approx((1.0, 1.0, 1.0, 4.0))
+    assert seconds_of(graph, program, [1.0] * 4, {}, link) == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_planner_and_checker_tell_the_same_time_where_forward_ends_with_its_copies(seed):
+    graph, seconds, workspace, able = random_step(seed, (4, 14))
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
+    cut = evaluate(problem, ()).peak_at
+    away = {s: cut for s, p in enumerate(problem.producer) if 0 <= p < cut}
+    for rate in (3.0, 10.0, 40.0):
+        link = Link(rate, 20.0, settles=True)
+        program = lower(with_trips(problem, trips(problem, away, replace(link, settles=False))), ())
+        took = sum(simulate(graph, program, seconds=seconds, link=link).seconds)
+        assert took == pytest.approx(seconds_of(graph, program, seconds, {}, link))
+        without = seconds_of(graph, program, seconds, {}, replace(link, settles=False))
+        assert took >= without - 1e-9
+
+
+def test_tiles_do_not_end_with_their_copies():
+    room = DeviceRoom(7, 9, Link(1.0, 2.0, settles=True), (3,))
+    assert room.of_tiles() == DeviceRoom(7, 9, Link(1.0, 2.0), (3,))
+    assert DeviceRoom(7).of_tiles() == DeviceRoom(7)
+
+
 def test_what_was_never_sent_is_not_fetched():
     with pytest.raises(PlanError, match="never sent"):
         simulate(CHAIN, Program((Run(0), Fetch(2))))
@@ -99,11 +152,12 @@ def test_trips_keep_their_promise(seed, hurry):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("settles", [False, True])
 @pytest.mark.parametrize("only", [{"offload"}, {"recompute", "offload"}])
-def test_plans_with_offload(seed, only):
+def test_plans_with_offload(seed, only, settles):
     graph, seconds, workspace, able = random_step(seed, (6, 12))
     problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
-    link = Link(15.0, 15.0, *((0.01, 0.002) if seed % 2 else ()))
+    link = Link(15.0, 15.0, *((0.01, 0.002) if seed % 2 else (0.0, 0.0)), settles=settles)
     budget = int(evaluate(problem, ()).peak * 0.8)
     try:
         found = searched(problem, budget, only=only, link=link, time_limit=2)

@@ -1,7 +1,10 @@
 """Rounds of annealing: the same on any number of cores, ended by deadlines and interrupts."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from lowtide.plan.problem.schedule import evaluate
 from lowtide.plan.recompute.annealing import rounds as module
 from lowtide.plan.recompute.annealing.rounds import OrderedProblem, anneal, anneal_first, anneal_from
 from lowtide.plan.recompute.greedy import greedy
+from lowtide.plan.recompute.smallest_budget import lowest_in_order
 from lowtide.plan.recompute.state import State
 from lowtide.plan.request import Limits
 from tests.plan.random_steps import random_step
@@ -30,6 +34,7 @@ def short(monkeypatch):
     """Rounds of few moves."""
     monkeypatch.setattr(module, "SHORTEST", 400)
     monkeypatch.setattr(module, "_FRESH", 200)
+    monkeypatch.setattr(module, "_LONG", 2_000)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -40,7 +45,7 @@ def test_any_number_of_cores_finds_the_same(seed, short, monkeypatch):
         state, line = searched(seed)
         offered = []
         monkeypatch.setattr(state, "report", lambda: offered.append(state.best.cost))  # noqa: B023
-        anneal_first(state, line)
+        anneal_first(state, line, longest=True)
         anneal(state, line, [greedy(state.problem, state.budget)])
         found.append((state.best and (state.best.cost, state.best.events), offered))
     assert found[0] == found[1] == found[2]
@@ -122,4 +127,90 @@ def test_schedules_that_are_annealed_again_differ():
 def test_nothing_is_annealed_first_where_there_is_no_time_for_it(monkeypatch):
     state, line = searched(3, effort=1e-6)
     monkeypatch.setattr(module, "_wave", lambda *given: pytest.fail("annealed"))
-    anneal_first(state, line)
+    anneal_first(state, line, longest=False)
+
+
+@pytest.mark.skipif(not module.COMPILED, reason="so many moves take the kernel in Python a minute")
+@pytest.mark.parametrize(("number", "size", "share"), [(2, (120, 130), 0.15), (14, (170, 180), 0.3)])
+def test_a_long_round_finds_what_short_ones_do_not(number, size, share):
+    graph, seconds, workspace, able = random_step(number, size)
+    problem = build_problem(graph, seconds, workspace_bytes=workspace, able=able)
+    least = lowest_in_order(problem)
+    budget = int(least + share * (evaluate(problem, ()).peak - least))
+    state, line = State(problem, budget, Limits(DAY, 0), None, effort=2.0), OrderedProblem.of(problem)
+    anneal_first(state, line, longest=False)
+    assert state.best is None
+    anneal_first(state, line, longest=True)
+    assert state.best is not None
+    assert state.best.peak <= budget
+
+
+def test_without_threads_the_same_is_found(short, monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    found = []
+
+    def refused(*given):
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    for stopped in (False, True):
+        if stopped:
+            monkeypatch.setattr(module.ThreadPoolExecutor, "submit", refused)
+        state, line = searched(2)
+        anneal(state, line, [greedy(state.problem, state.budget)])
+        found.append(state.best and (state.best.cost, state.best.events))
+    assert found[0] == found[1]
+    assert found[0] is not None
+
+
+def test_a_thread_that_outlives_the_main_one_plans_too(tmp_path):
+    program = (
+        "import sys, threading, time\n"
+        "from tests.plan.recompute.test_rounds import anneal, greedy, searched\n"
+        "def plan():\n"
+        "    time.sleep(0.3)\n"
+        "    state, line = searched(2)\n"
+        "    anneal(state, line, [greedy(state.problem, state.budget)])\n"
+        "    print('found', state.best is not None)\n"
+        "threading.Thread(target=plan).start()\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "found True\n", done.stderr
+
+
+def test_the_kernel_in_python_can_be_interrupted(short, monkeypatch):
+    monkeypatch.setattr(module, "COMPILED", False)
+    state, line = searched(0)
+    where = set()
+
+    class Noted:
+        def round(self, *given, **options):
+            where.add(threading.current_thread())
+            return line.annealer.round(*given, **options)
+
+    anneal(state, OrderedProblem(line.problem, Noted(), line.plain), [])
+    assert where == {threading.current_thread()}
+
+
+def test_what_other_rounds_have_found_is_taken_where_one_is_interrupted(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(module, "COMPILED", True)
+    state, line = searched(0)
+    good = evaluate(state.problem, greedy(state.problem, state.budget))
+    assert good.peak <= state.budget
+    others = threading.Barrier(3)
+
+    def run(state, line, one, known, over):
+        others.wait(60)
+        if one.seed == 0:
+            raise KeyboardInterrupt
+        while not over():
+            time.sleep(0.01)
+        return module._Ended(0, good.cost, good.events, better=True)
+
+    monkeypatch.setattr(module, "_run", run)
+    with pytest.raises(KeyboardInterrupt):
+        module._wave(state, line, module._fresh(line, 3, 50, 0))
+    assert state.best == good

@@ -138,8 +138,8 @@ class StepPlanner:
         began = time.monotonic()
         costs = self._costs(run, request)
         self.measured, self.moves_leaves = (graph, costs), bool(request.offload)
-        link = link_of(self._device) if "offload" in request.methods else None
-        room = self._there(request, link)  # after all that was measured: libraries have taken what they keep
+        # after all that was measured: libraries have taken what they keep
+        room = self._there(request, self._link(request))
         paused: PausedStep | None = None
         if self._room.between_bytes:
             paused = PausedStep.of(graph, costs, able, self._room.between_bytes)
@@ -151,7 +151,7 @@ class StepPlanner:
         left = max((1 - time_shares.MEASURING) * limit, limit - (time.monotonic() - began))
 
         def tried(asked: PlanRequest) -> Plan:
-            place = replace(room, link=link_of(self._device) if "offload" in asked.methods else None)
+            place = replace(room, link=self._link(asked))
             try:
                 return make_plan(graph, costs, asked.within(left), place, able=able)
             except InfeasibleError as error:
@@ -240,6 +240,13 @@ class StepPlanner:
         trains = any(op.phase is not Phase.FORWARD for op in self.joint.graph.ops)
         evaluates = request.budget.share is not None and not trains
         return replace(request, budget=Budget(share=1.0)) if evaluates else request
+
+    def _link(self, request: PlanRequest) -> Link | None:
+        """How copies to the host and back go, where there may be any."""
+        if "offload" not in request.methods:
+            return None
+        captured = self._room.graph_bytes > 0 and not request.offload
+        return replace(link_of(self._device), settles=captured)
 
     def _there(self, request: PlanRequest, link: Link | None) -> DeviceRoom:
         free = self._room.free_bytes() if request.budget.auto else None

@@ -6,6 +6,8 @@ it lets go of is on the host, and an operator until what it reads is back.
 Communications go one after the other too. An exchange holds the operators up until it has ended, unless the
 Program says that it goes on beside them. A sum does not: whoever reads, sends or drops it waits for it, and
 so does the end of forward and of backward. For an exchange that goes on the next communication waits too.
+
+Where the rates say that forward ends with its copies done, as a CUDA graph does, its end waits for those.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ class Rates(Protocol):
     def beside(self) -> float:
         """Seconds of the computation itself for each byte."""
 
+    @property
+    def settles(self) -> bool:
+        """Whether forward ends with its copies done."""
+
 
 def seconds_of(
     graph: Graph,
@@ -61,6 +67,8 @@ def seconds_of(
     for number, line in enumerate(program.instructions):
         if number == len(program.forward):
             clock.all_summed()
+            if rates is not None and rates.settles:
+                clock.wait(max(clock.out, clock.into))
         if isinstance(line, Run):
             op = graph.ops[line.op]
             for t in {*op.reads, *(owner[t] for t in op.inputs if leaves)}:

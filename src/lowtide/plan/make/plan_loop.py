@@ -114,7 +114,7 @@ def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: Devic
     turns = Counter(k for one in which for k in one)
     programs: dict[int, Program] = {}
     plans: dict[int, Plan] = {}
-    there = _around(graph, costs, loops, looped.able)
+    there, inside = _around(graph, costs, loops, looped.able), room.of_tiles()
     left = {k: budget - live for live, one in zip(there, which, strict=True) for k in one}
     began, untried = time.monotonic(), turns.total()
     for k in sorted(range(len(steps)), key=lambda k: -_plain_peak(steps[k])):  # what may not fit comes first
@@ -131,15 +131,15 @@ def plan_loop(looped: LoopedStep, plain: Side, request: PlanRequest, room: Devic
         )
         if step.inside is None:
             asked = replace(plainly, budget=size).within(share * now)
-            plan = make_plan(step.graph, step.costs, asked, room, able=step.able)
+            plan = make_plan(step.graph, step.costs, asked, inside, able=step.able)
         else:
             asked = replace(request, budget=size).within(share * now)
-            plan = plan_loop(_with_inner(step, step.inside), Side(0, 0.0), asked, room)
+            plan = plan_loop(_with_inner(step, step.inside), Side(0, 0.0), asked, inside)
         plans[k], programs[k] = plan, plan.program
         if plan.interrupted:  # the others still need a plan
             time_limit = 0.0
     bodies = [_body(step, programs[k], plans.get(k)) for k, step in enumerate(steps)]
-    summed, lines = _with_bodies(looped, loops, bodies, room.link)
+    summed, lines = _with_bodies(looped, loops, bodies, inside.link)
     _refuse_large(graph, loops, summed.workspace_bytes, budget - room.outside_bytes)
     around = max((1 - time_shares.LOOP_BODIES) * time_limit, began + time_limit - time.monotonic())
     outer = make_plan(

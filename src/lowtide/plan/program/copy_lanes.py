@@ -8,7 +8,7 @@
 Each lane works first in, first out, beside the operators. A sum goes on beside the operators after it, and
 who reads it first waits. An exchange is waited for where it stands, unless its instruction says that it goes
 on beside others too; then the next communication waits for it as well. Forward and backward end with all
-done.
+done, and forward with its copies where the link says so.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Link:
     """Seconds that the computation itself spends on a copy: it says when that may start, and waits for it."""
     beside: float = 0.0
     """Seconds by which a byte on its way holds the computation up: the device's memory serves both."""
+    settles: bool = False
+    """Whether forward ends with its copies done, as it does as a CUDA graph."""
 
     def taken(self, size: int) -> float:
         """Seconds that a copy of so many bytes takes from the computation."""
@@ -126,7 +128,13 @@ class Lanes:
         return self.now - before
 
     def settle(self) -> None:
-        """Wait for all sums, as forward and backward end."""
+        """Wait for all sums, as forward and backward end, and for copies where those end too."""
+        if self.link is not None and self.link.settles:
+            for tensor, until in (*self._sent.items(), *self._coming.items()):
+                self._wait(tensor, until)
+            last = max(self._out, self._in)  # of what was let go of before it was read
+            if last > self.now:
+                self._wait(next(reversed(self._on_host)), last)
         for tensor, until in self._summed.items():
             self._wait(tensor, until)
         self._summed.clear()

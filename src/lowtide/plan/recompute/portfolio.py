@@ -205,7 +205,7 @@ class _Search(State):
         if self.large and quick and self.budget >= self.in_order:
             pool = [self.annealed(outcome, k) for k, outcome in enumerate(pool)]
         if (self.relaxation is None or not self.large) and self.budget >= self.in_order and not self.done():
-            anneal_first(self, self.line)
+            anneal_first(self, self.line, longest=not self.large)
         small = self.small
         tiny = small and len(self.problem.ops) <= _TINY
         if tiny and not self.done():

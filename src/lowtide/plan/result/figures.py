@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isclose
 
 from lowtide.graph import RESIDENT_ROLES, Graph, Phase
@@ -77,7 +78,8 @@ def _of_loops(plan: Plan, loops: dict[int, Loop]) -> Iterator[Contradiction]:
 
 
 def _tile_seconds(body: Body, plan: Plan) -> float:
-    return seconds_of(body.graph, body.program, body.seconds, {}, plan.link)
+    link = None if plan.link is None else replace(plan.link, settles=False)  # a tile is no part of its own
+    return seconds_of(body.graph, body.program, body.seconds, {}, link)
 
 
 def _plain(plan: Plan, tiled: bool) -> Iterator[Contradiction]:

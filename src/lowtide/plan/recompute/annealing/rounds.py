@@ -8,8 +8,9 @@ does not depend on how many that is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event as Flag
 
@@ -30,6 +31,8 @@ _FRESH = SHORTEST // 2
 """The same from the plain step, of which there are many."""
 _MOST_FRESH = 32
 """So many of these at most; where there is time for more, they are longer."""
+_LONG = 5 * SHORTEST
+"""Moves of a long round from the plain step, in a second at least."""
 _FIRST = 8
 """So many of them for something to compare with, if there is time for half as many."""
 _KEPT = 4
@@ -102,21 +105,36 @@ def anneal(state: State, line: OrderedProblem, pool: Iterable[frozenset[Event]],
     starts = [one for one in dict.fromkeys(pool) if one != line.plain.events]
     rounds = [_Round(start, moves, seed + k, (2.0, 32.0)) for k, start in enumerate(starts)]
     fresh = min(_MOST_FRESH, half // _FRESH)
+    rounds += [_Round(line.plain.events, moves, seed + 19, (2.0, 32.0))]
     best = _wave(state, line, [*rounds, *_fresh(line, fresh, half // fresh, seed + 20)])
     again = min(_AGAIN, half // SHORTEST)
     for begin in range(0, again, _WAVE):
         if not best or state.done():
             break
         wave = range(begin, min(again, begin + _WAVE))
-        rounds = [_Round(best[k % len(best)].events, half // again, seed + 100 + k) for k in wave]
+        lost = state.best is None
+        size = 2 * moves if lost else half // again
+        heats = (_HOT, _WARM) if lost else (_WARM,)
+        rounds = [
+            _Round(best[k % len(best)].events, size, seed + 100 + k, heats[k % len(heats)]) for k in wave
+        ]
         best = _kept([*best, *_wave(state, line, rounds)])
 
 
-def anneal_first(state: State, line: OrderedProblem) -> None:
-    """Anneal from the plain step a few times, for something to compare with, where time allows."""
+def anneal_first(state: State, line: OrderedProblem, *, longest: bool) -> None:
+    """Anneal from the plain step a few times, for something to compare with, where time allows.
+
+    With the ``longest`` one round is so long that it finds something at tight budgets too.
+    """
     count = min(_FIRST, _work(state) // 2 // _FRESH)
-    if count >= _FIRST // 2:
-        _wave(state, line, _fresh(line, count, _FRESH, state.seed * 1000 + 900))
+    seed = state.seed * 1000 + 900
+    rounds = _fresh(line, count, _FRESH, seed) if count >= _FIRST // 2 else []
+    if longest:
+        share = 1.0 if state.effort else min(1.0, state.time_limit)
+        moves = max(_FRESH, int(_LONG * share))
+        rounds = [_Round(line.plain.events, moves, state.seed, (2.0, 32.0)), *rounds]
+    if rounds:
+        _wave(state, line, rounds)
 
 
 def anneal_from(
@@ -151,22 +169,57 @@ def _wave(
 ) -> list[_Ended]:
     """Run rounds side by side, and offer what they find in their order: the best of what they came to."""
     known = None if state.best is None else state.best.cost
-    over = Flag()
-    threads = max(1, min(len(rounds), _WIDEST, usable_cores() if COMPILED else 1))
-    ended: list[_Ended] = []
+    over, ended = Flag(), list[_Ended]()
+
+    def run(one: _Round) -> _Ended | None:
+        return _run(state, line, one, known, over.is_set)
+
+    def enough(one: _Ended | None) -> bool:
+        """Take what a round came to: whether nothing better is left to be found."""
+        if one is not None:
+            ended.append(one)
+            if one.better:
+                state.offer(evaluate(line.problem, one.events), method, line.problem)
+        return state.done() and not state.late
+
+    threads = min(len(rounds), _WIDEST, usable_cores() if COMPILED else 1)
+    if threads < 2 or not _in_threads(run, rounds, threads, enough, over):
+        over.clear()
+        any(enough(run(one)) for one in rounds)
+    return _kept(ended)
+
+
+def _in_threads(
+    run: Callable[[_Round], _Ended | None],
+    rounds: Sequence[_Round],
+    threads: int,
+    enough: Callable[[_Ended | None], bool],
+    over: Flag,
+) -> bool:
+    """Run rounds in threads, until it is enough; an interrupt ends them all, and what they found is taken.
+
+    Whether there were any threads: while the interpreter ends, none can start.
+    """
     with ThreadPoolExecutor(threads, thread_name_prefix="lowtide-annealing") as pool:
+        left: deque[Future[_Ended | None]] = deque()
         try:
-            for one in pool.map(lambda one: _run(state, line, one, known, over.is_set), rounds):
-                if one is not None:
-                    ended.append(one)
-                    if one.better:
-                        state.offer(evaluate(line.problem, one.events), method, line.problem)
-                if state.done() and not state.late:  # nothing better is left to be found
-                    break
+            for one in rounds:
+                left.append(pool.submit(run, one))
+            while left and not enough(left.popleft().result()):
+                pass
+        except KeyboardInterrupt:
+            over.set()
+            while left:
+                enough(left.popleft().result())
+            raise
+        except RuntimeError:
+            if left:
+                raise
+            return False
         finally:
             over.set()
             pool.shutdown(cancel_futures=True)
-    return _kept(ended)
+    return True
 
 
 def _run(
