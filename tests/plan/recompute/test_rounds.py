@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def searched(seed, effort=0.001):
     return State(problem, budget, Limits(DAY, seed), None, effort=effort), OrderedProblem.of(problem)
 
 
+def noted(state, costs):
+    """Note what the best costs."""
+    costs.append(state.best.cost)
+
+
 @pytest.fixture
 def short(monkeypatch):
     """Rounds of few moves."""
@@ -44,7 +50,7 @@ def test_any_number_of_cores_finds_the_same(seed, short, monkeypatch):
         monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
         state, line = searched(seed)
         offered = []
-        monkeypatch.setattr(state, "report", lambda: offered.append(state.best.cost))  # noqa: B023
+        monkeypatch.setattr(state, "report", partial(noted, state, offered))
         anneal_first(state, line, longest=True)
         anneal(state, line, [greedy(state.problem, state.budget)])
         found.append((state.best and (state.best.cost, state.best.events), offered))

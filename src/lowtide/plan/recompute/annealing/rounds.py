@@ -1,9 +1,10 @@
 """Annealing for a search: rounds from several starts, in one order of the operators.
 
-How a round from the plain step ends is a matter of its seed: of twelve, half ended more than 4% of a step
-above the best (ResNet-50 at a quarter of its memory). So many short ones come first, then rounds from the
+How a round from the plain step ends is a matter of its seed: on a ResNet-50 at a quarter of its memory most
+end several percent of a step above the best of twelve. So many short ones come first, then rounds from the
 best of them, in waves. The rounds of a wave run side by side, on as many cores as there are; what they find
-does not depend on how many that is.
+does not depend on how many that is. At tight budgets short rounds may find nothing at all: there are long
+ones too.
 """
 
 from __future__ import annotations
