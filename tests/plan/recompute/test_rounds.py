@@ -168,12 +168,30 @@ def test_without_threads_the_same_is_found(short, monkeypatch):
     assert found[0] is not None
 
 
+def test_an_error_of_who_watches_is_not_taken_for_a_lack_of_threads(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(module, "COMPILED", True)
+    state, line = searched(2)
+    good = evaluate(state.problem, greedy(state.problem, state.budget))
+
+    def report():
+        raise RuntimeError("the window is closed")
+
+    def run(state, line, one, known, over):
+        return module._Ended(0, good.cost, good.events, better=one.seed == 1)
+
+    monkeypatch.setattr(state, "report", report)
+    monkeypatch.setattr(module, "_run", run)
+    with pytest.raises(RuntimeError, match="window"):  # at the last of two rounds
+        module._wave(state, line, module._fresh(line, 2, 50, 0))
+
+
 def test_a_thread_that_outlives_the_main_one_plans_too(tmp_path):
     program = (
-        "import sys, threading, time\n"
+        "import threading\n"
         "from tests.plan.recompute.test_rounds import anneal, greedy, searched\n"
         "def plan():\n"
-        "    time.sleep(0.3)\n"
+        "    threading.main_thread().join()\n"
         "    state, line = searched(2)\n"
         "    anneal(state, line, [greedy(state.problem, state.budget)])\n"
         "    print('found', state.best is not None)\n"
@@ -212,8 +230,6 @@ def test_what_other_rounds_have_found_is_taken_where_one_is_interrupted(monkeypa
         others.wait(60)
         if one.seed == 0:
             raise KeyboardInterrupt
-        while not over():
-            time.sleep(0.01)
         return module._Ended(0, good.cost, good.events, better=True)
 
     monkeypatch.setattr(module, "_run", run)

@@ -20,7 +20,7 @@ from lowtide.execute.memory.host import fits_host, refuse_too_much
 from lowtide.execute.memory.optimizer_state import with_state
 from lowtide.execute.planning.kept import Kept
 from lowtide.execute.planning.other_shapes import NO_OTHERS, OtherShapes
-from lowtide.execute.planning.step_costs import MEASURING, costs_of, device_of, link_of
+from lowtide.execute.planning.step_costs import MEASURING, costs_of, device_of, link_for
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.graph import Graph, Phase
 from lowtide.plan import time_shares
@@ -242,11 +242,7 @@ class StepPlanner:
         return replace(request, budget=Budget(share=1.0)) if evaluates else request
 
     def _link(self, request: PlanRequest) -> Link | None:
-        """How copies to the host and back go, where there may be any."""
-        if "offload" not in request.methods:
-            return None
-        captured = self._room.graph_bytes > 0 and not request.offload
-        return replace(link_of(self._device), settles=captured)
+        return link_for(request, self._device, graphs=self._room.graph_bytes > 0)
 
     def _there(self, request: PlanRequest, link: Link | None) -> DeviceRoom:
         free = self._room.free_bytes() if request.budget.auto else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lowtide.cost import Cost
@@ -21,6 +22,7 @@ from lowtide.plan.program.copy_lanes import Link
 from lowtide.plan.program.costs import Costs
 from lowtide.plan.program.memory import allocated_bytes, rounded
 from lowtide.plan.program.short_reruns import short_seconds
+from lowtide.plan.request import PlanRequest
 from lowtide.trace.distributed.wires import wire_ends
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "device_of",
     "known_costs",
     "launch_seconds",
+    "link_for",
     "link_of",
     "on_their_way",
 ]
@@ -139,6 +142,16 @@ def link_of(kind: str) -> Link:
         handover=device.handover_seconds or 0.0,
         beside=1 / device.bytes_per_second if kind == "cuda" else 0.0,
     )
+
+
+def link_for(request: PlanRequest, kind: str, *, graphs: bool) -> Link | None:
+    """How copies to the host and back go in a plan that has any; with memory for ``graphs`` or not.
+
+    A step whose parameters leave the device is not replayed.
+    """
+    if "offload" not in request.methods:
+        return None
+    return replace(link_of(kind), settles=graphs and not request.offload)
 
 
 def _seconds(cost: Cost) -> float:

@@ -17,7 +17,7 @@ from lowtide.errors import CaptureError, InfeasibleError
 from lowtide.execute.memory.device import Room
 from lowtide.execute.memory.host import fits_host
 from lowtide.execute.memory.optimizer_state import with_state
-from lowtide.execute.planning.step_costs import device_of, link_of
+from lowtide.execute.planning.step_costs import device_of, link_for
 from lowtide.execute.runtime.in_place import able_in_place
 from lowtide.execute.tiling.between import arrivals, departures
 from lowtide.execute.tiling.candidates import Candidate, Candidates
@@ -369,7 +369,7 @@ class Search:
         )
         # parameters are not offloaded around loops
         request = replace(self.request, budget=Budget(bytes=self.budget), offload=()).within(time_limit)
-        link = link_of(kind) if "offload" in request.methods else None
+        link = link_for(request, kind, graphs=self.room.graph_bytes > 0)
         plan = plan_loop(looped, self.plain, request, DeviceRoom(outside, link=link))
         if not fits_host(graph, plan.program):
             request = request.without("offload")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event as Flag
 
@@ -204,8 +205,10 @@ def _in_threads(
     with ThreadPoolExecutor(threads, thread_name_prefix="lowtide-annealing") as pool:
         left: deque[Future[_Ended | None]] = deque()
         try:
-            for one in rounds:
-                left.append(pool.submit(run, one))
+            with suppress(RuntimeError):
+                left.extend(pool.submit(run, one) for one in rounds)
+            if len(left) < len(rounds):
+                return False
             while left and not enough(left.popleft().result()):
                 pass
         except KeyboardInterrupt:
@@ -213,10 +216,6 @@ def _in_threads(
             while left:
                 enough(left.popleft().result())
             raise
-        except RuntimeError:
-            if left:
-                raise
-            return False
         finally:
             over.set()
             pool.shutdown(cancel_futures=True)
