@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowtide.execute.planning.step_costs import link_for
+from lowtide.execute.planning.step_costs import link_for, link_of
 from lowtide.plan.budget import Budget
 from lowtide.plan.request import PlanRequest
 
@@ -20,6 +20,13 @@ def test_forward_ends_with_its_copies_where_memory_is_left_for_graphs(graphs, as
     link = link_for(request, "cpu", graphs=graphs)
     assert link is not None
     assert link.settles is settles
+    alone = link_of("cpu")
+    if settles:  # with time to spare
+        assert link.to_host == pytest.approx(alone.to_host / 1.1)
+        assert link.to_device == pytest.approx(alone.to_device / 1.1)
+        assert (link.handover, link.beside) == (alone.handover, alone.beside)
+    else:
+        assert link == alone
 
 
 def test_without_copies_there_is_no_link():

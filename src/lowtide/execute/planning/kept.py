@@ -58,7 +58,7 @@ class Kept:
             str(request.crossing),
             repr(sorted(room.pinned)),
             str(whole is not None),
-            *(["settles"] if room.link is not None and room.link.settles else []),
+            *([repr(room.link)] if room.link is not None and room.link.settles else []),
         ]
 
     def _name(self, kind: str, *parts: str) -> str:
