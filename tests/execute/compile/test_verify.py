@@ -1,5 +1,7 @@
 """The first planned step is compared with eager, and what is said where they differ."""
 
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +14,8 @@ from lowtide.errors import RunError
 from lowtide.execute.compile import verify
 from lowtide.execute.compile.bits import same_bits
 from lowtide.execute.compile.verify import Verification, in_tf32
+from lowtide.execute.kernels import ways
+from lowtide.execute.kernels.layout import in_layout
 from lowtide.execute.runtime import launch
 
 
@@ -308,3 +312,23 @@ def test_what_is_wrong_is_found_wherever_it_is_kept(monkeypatch, near, wrong_tan
     monkeypatch.setattr(Verification, "near", near)
     with pytest.raises(RunError, match="differs by"):
         fitted()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_images_with_channels_last_may_be_rounded_otherwise_where_no_kernel_is_fused(monkeypatch):
+    def channels_last(module, arguments, layouts, _):
+        return in_layout(module, arguments, layouts, channels_last=True)
+
+    monkeypatch.setattr(ways, "in_faster_layout", channels_last)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.Conv2d(24, 5, 1)
+    )
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        step = lowtide.fit(
+            lambda model, x: model(x), model, x, budget="1GiB", kernels="fused", time_limit=0.5
+        )
+        torch.testing.assert_close(step(model, x), model(x))
+    assert not any(op.body is not None for op in step.plan.graph.ops)
+    assert any(op.kind == "aten.clone" for op in step.plan.graph.ops)

@@ -1,4 +1,4 @@
-"""Tiles inside a share: between exchanges, with gradients, bytes sent and peaks as without them."""
+"""Tiles inside a share: between exchanges, with gradients, bytes sent and peaks as without them; evaluated too."""
 
 import copy
 import os
@@ -84,6 +84,19 @@ def trained(rank, port):
             for name, p in model.named_parameters():
                 wanted = expected[name].grad[split.boxes[name].slices()]
                 assert float((p.grad - wanted).norm() / wanted.norm()) < 1e-13, (kind, name)
+        model.zero_grad()
+        with torch.no_grad():
+            if kind == "height":  # evaluated without tiles otherwise
+                given = budget = 1_100_000
+                step = lowtide.fit(split.step, model, *parts, budget=given, **OPTIONS)
+            step(model, *parts)
+            talks = proven_communications(step.plan, here, split)
+            before = here.wires[0].sent_bytes
+            loss, seen = watch_cpu(lambda _, step=step, model=model, parts=parts: step(model, *parts))
+        assert bool(step.plan.decisions.tiles) == (given == budget), kind
+        assert seen.peak_bytes + resident <= step.plan.predicted.peak_bytes <= given, kind
+        assert here.wires[0].sent_bytes - before == sum(one.sent_bytes for one in talks) > 0
+        assert torch.allclose(loss, loss_of(whole, *batch), rtol=1e-12)
     here.watch.close()
     torch.distributed.destroy_process_group()
     os.write(1, b"done\n")

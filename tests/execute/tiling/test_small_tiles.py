@@ -5,8 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import lowtide
-from lowtide.errors import InfeasibleError
 from tests.execute.tiling.tiles import in_tiles
 
 DTYPE = torch.float64
@@ -139,14 +137,3 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_forms_of_a_loss(name):
     same(*both(LOSSES[name], linear(), rows(), (2,)))
-
-
-def test_an_evaluation_that_needs_tiles_says_why_it_has_none():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 32, 1), nn.ReLU(), nn.Conv2d(32, 2, 1))
-    x = torch.randn(8, 2, 32, 32)
-    options = {"time_limit": 0.5, "only": "recompute,tile", "verify": False, "fullgraph": True}
-    step = lowtide.fit(squares, model, x, budget=700_000, **options)
-    assert step.plan.decisions.tiles
-    with torch.no_grad(), pytest.raises(InfeasibleError, match="tiles: an evaluation, without gradients"):
-        step(model, x)

@@ -49,6 +49,4 @@ def departures(joint: Joint) -> list[str]:
 def _carried(joint: Joint) -> tuple[list[Op], set[int]]:
     """Operators of forward, and tensors that gradients go through."""
     ops = [op for op in joint.graph.ops if op.phase is Phase.FORWARD]
-    pairs = zip(joint.inputs, joint.gradients, strict=False)
-    leaves = frozenset(t for t, gradient in pairs if t is not None and gradient is not None)
-    return ops, carrying(joint.graph, ops, leaves)
+    return ops, carrying(joint.graph, ops, joint.leaves)

@@ -205,8 +205,9 @@ def in_tiles(
     least = least_bytes(with_state(joint.graph, state)) + room.outside_bytes()
     budget = request.budget.bytes or 1
     if least > budget:
+        stays = "results" if joint.evaluates else "gradients"
         raise InfeasibleError(
-            f"none can help: parameters, inputs and gradients alone take {format_bytes(least)}",
+            f"none can help: parameters, inputs and {stays} alone take {format_bytes(least)}",
             budget=budget,
             smallest_budget=least,
             floor=least,

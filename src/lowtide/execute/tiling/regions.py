@@ -73,8 +73,7 @@ def middles(joint: Joint) -> list[str]:
     """
     graph = joint.graph
     ops = [op for op in graph.ops if op.phase is Phase.FORWARD]
-    pairs = zip(joint.inputs, joint.gradients, strict=False)
-    leaves = frozenset(t for t, gradient in pairs if t is not None and gradient is not None)
+    leaves = joint.leaves
     carries = carrying(graph, ops, leaves)
     most = _largest(graph, ops)
     last = next((k for k, op in enumerate(ops) if _stands_against(graph, op, carries)), len(ops))
@@ -93,7 +92,7 @@ def middles(joint: Joint) -> list[str]:
 
 def result_of(joint: Joint) -> str:
     """The one result of a step whose loss is outside; nothing where it gives a loss, or more than one."""
-    result = joint.differentiated
+    result = joint.main_result
     if result is None:
         return ""
     one = joint.graph.tensors[result]

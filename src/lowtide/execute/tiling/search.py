@@ -196,7 +196,7 @@ class Search:
         if self.unsatisfied():
             self.attempts(whole, grids(whole))
             self.in_images = self.best is not None and len(whole.axes) >= _IMAGE
-        if self.unsatisfied() and len(whole.axes) < _IMAGE:
+        if self.unsatisfied() and len(whole.axes) < _IMAGE and not self.joint.evaluates:
             self.attempts(whole, [(whole.axes[0],) + (1,) * (len(whole.axes) - 1)] * _NESTED, nest=True)
 
     def attempts(self, tiling: Tiling, ways: Iterable[tuple[int, ...]], nest: bool = False) -> None:

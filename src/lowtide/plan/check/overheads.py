@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.graph import EXCHANGE, SUM, Graph, Phase, Role
+from lowtide.graph import EXCHANGE, LOOP, SUM, Graph, Phase, Role
 from lowtide.plan.check.graph import CUDA_GRANULE, Facts
 from lowtide.plan.program.instructions import Drop, Instruction, Program, Run
 
@@ -33,9 +33,10 @@ def random_again(graph: Graph, program: Program) -> set[int]:
 
 
 def beside_bytes(facts: Facts, program: Program) -> int:
-    """Scalars of autograd, and old values of leaves that backward reads after an update."""
+    """Scalars of autograd and of loops, and old values of leaves that backward reads after an update."""
     graph = facts.graph
-    behind = {op.device.partition(":")[0] for op in graph.ops if op.phase is not Phase.FORWARD}
+    looped = (op for op in graph.ops if op.phase is not Phase.FORWARD or op.kind == LOOP)
+    behind = {op.device.partition(":")[0] for op in looped}
     scalar = CUDA_GRANULE if "cuda" in behind else 8 if "cpu" in behind else 0
     updated = set(graph.updated)
     old: set[int] = set()

@@ -47,7 +47,8 @@ def wrong_region(graph: Graph, program: Program, *, inside: bool) -> str | None:
     """Why the loops of a Program are not those of one region; None where they are. ``inside``: of a tile.
 
     A region that ends at the loss is one loop. One that ends before is a loop in forward and one in backward
-    over the same boxes, or, where tiles own an input, one over boxes of that.
+    over the same boxes, or, where tiles own an input, one over boxes of that. An evaluation has the one in
+    forward alone.
     """
     lines = [line for line in program.instructions if isinstance(line, Loop)]
     if not lines:
@@ -71,6 +72,7 @@ def wrong_region(graph: Graph, program: Program, *, inside: bool) -> str | None:
     kinds = [bool(line.own) for line in backward]
     if not first.end and backward:
         return "has a loop in backward though its region ends at the loss"
-    if first.end and (not backward or len(set(kinds)) < len(kinds) or (inside and any(kinds))):
+    evaluates = all(op.phase is Phase.FORWARD for op in graph.ops)
+    if first.end and (bool(backward) is evaluates or len(set(kinds)) < len(kinds) or (inside and any(kinds))):
         return f"has {len(backward)} loops in backward for one in forward"
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lowtide.graph import Graph, Phase, Role, Timeline
+from lowtide.graph import LOOP, Graph, Phase, Role, Timeline
 from lowtide.plan.program.copy_lanes import Lanes, Link
 from lowtide.plan.program.instructions import Body, Drop, Fetch, Loop, Program, Run, Send
 from lowtide.plan.program.memory import CUDA_BLOCK_BYTES, Memory, allocated_bytes, rounded
@@ -26,7 +26,9 @@ __all__ = [
 ]
 
 _SCALARS = 4
-"""Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks."""
+"""Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks.
+
+An evaluation has less of them, in a loop: the weight of all targets, and what one tile adds to the loss."""
 _SCALAR_BYTES = 8
 """What one takes on the host at most."""
 RANDOM_STATE_BYTES = 2 * 5056
@@ -126,8 +128,8 @@ def _moves_leaves(memory: Memory, program: Program) -> bool:
 
 
 def autograd_bytes(graph: Graph) -> int:
-    """What autograd keeps beside a program that runs on a device; a document may say nothing of one."""
-    devices = {op.device for op in graph.ops if op.phase is not Phase.FORWARD}
+    """Scalars of autograd, and of a loop, on the device of a program; a document may say nothing of one."""
+    devices = {op.device for op in graph.ops if op.phase is not Phase.FORWARD or op.kind == LOOP}
     if any(device.startswith("cuda") for device in devices):
         return _SCALARS * CUDA_BLOCK_BYTES
     return _SCALARS * _SCALAR_BYTES if "cpu" in devices else 0

@@ -85,9 +85,10 @@ def _tiles(plan: Plan) -> Iterator[str]:
             yield f"tiles      {len(line.tiles)} of {whole}, each {shapes}, run by {programs}{often}"
             begins = ", ".join(line.cut) if line.cut else "the inputs"
             ends = f" at {op.source.file}:{op.source.line}" if op.source else ""
-            how = "forward and backward of a tile back to back"
-            if line.end:
-                how = "forward alone" if op.phase is Phase.FORWARD else "forward again, then backward"
+            how = "forward again, then backward"
+            if op.phase is Phase.FORWARD:
+                both = not line.end and any(one.phase is not Phase.FORWARD for one in plan.graph.ops)
+                how = "forward and backward of a tile back to back" if both else "forward alone"
             yield f"region     from {begins} to {line.end or 'the loss'}{ends}, {how}"
             yield from _inside(plan.program.bodies[line.tiles[0].body])
     if plan.no_tiles:

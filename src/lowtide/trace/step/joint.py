@@ -89,12 +89,29 @@ class Joint:
         return layout_of(value) if value.layout is torch.strided else None
 
     @property
-    def differentiated(self) -> int | None:
-        """The one result that has a gradient; None where there are several, or it is not known which."""
-        if len(self.tangents) != 1:
+    def evaluates(self) -> bool:
+        """Whether nothing is differentiated."""
+        return not self.tangents
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """Inputs that get gradients; of an evaluation its parameters, or all numbers where it has none."""
+        if not self.evaluates:
+            pairs = zip(self.inputs, self.gradients, strict=False)
+            return frozenset(t for t, gradient in pairs if t is not None and gradient is not None)
+        given = [t for t in self.inputs if t is not None and self.values[t].is_floating_point()]
+        parameters = [t for t in given if self.graph.tensors[t].role is Role.PARAMETER]
+        return frozenset(parameters or given)
+
+    @property
+    def main_result(self) -> int | None:
+        """The one result that has a gradient, or the one of an evaluation; None: several, or not known."""
+        if len(self.tangents) > 1:
             return None
         if len(self.outputs) == 1:
             return self.outputs[0]
+        if self.evaluates:
+            return None
         place = self.tangents_of[0] if self.tangents_of and not self.graph.updated else None
         return None if place is None or place >= len(self.outputs) else self.outputs[place]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from lowtide.trace.eager.library import define
 from lowtide.trace.operators import MASKED, InputPart, stopped, values_read
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint, Leaf
-from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated
+from lowtide.trace.tiles.differentiate import Change, Example, Forward, differentiated, evaluated
 from lowtide.trace.tiles.gradient_order import add_gradients_up, refuse_another_order
 from lowtide.trace.tiles.masks import drawn_as_mask, pack
 from lowtide.trace.tiles.record import written_for
@@ -148,7 +148,7 @@ class Fold(ABC):
             copy_gradients(joint, num_outputs, [kept.get(t) for t in inputs])
             return change(joint, num_outputs) if change is not None else []
 
-        return differentiated(forward, changed)
+        return evaluated(forward) if old.evaluates else differentiated(forward, changed)
 
     def around(self) -> set[str]:
         """Operators outside the region: what it needs as a whole, what the step gives besides.
@@ -233,9 +233,10 @@ class Fold(ABC):
         old = self.old
         if len(made.outputs) != len(old.outputs) - len(old.plain) or len(made.tangents) != len(old.tangents):
             raise CaptureError("the step gives results that share memory with others: return copies of them")
-        inputs, gradients, outputs = iter(made.inputs), iter(made.gradients), iter(made.outputs)
+        inputs, outputs = iter(made.inputs), iter(made.outputs)
+        gradients = itertools.repeat(None) if old.evaluates else iter(made.gradients)
         places = [None if t is None else (next(inputs), next(gradients)) for t in old.inputs]
-        pairs = zip(islice(inputs, len(old.constants)), old.constants.values(), strict=True)
+        pairs = zip(itertools.islice(inputs, len(old.constants)), old.constants.values(), strict=True)
         constants = {t: value for t, value in pairs if t is not None}
         calls, ops = list(made.calls), list(made.graph.ops)
         for k, op in enumerate(ops):
@@ -256,7 +257,7 @@ class Fold(ABC):
             calls=tuple(calls),
             inputs=(*(None if pair is None else pair[0] for pair in places), *inputs),
             outputs=tuple(None if t is None else next(outputs) for t in old.outputs),
-            gradients=tuple(None if pair is None else pair[1] for pair in places),
+            gradients=() if old.evaluates else tuple(None if pair is None else pair[1] for pair in places),
             constants=dict(made.constants) | constants,
             plain=old.plain,
         )

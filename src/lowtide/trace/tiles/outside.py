@@ -120,8 +120,9 @@ class _Fold(Fold):
     def called(self, op: Op, call: Call) -> Call:
         if op.kind != LOOP:
             return call
-        after = self.after[-1 if call.args[1] else 0]
-        return replace(call, target=self.before if op.phase is Phase.FORWARD else after)
+        if op.phase is Phase.FORWARD:
+            return replace(call, target=self.before)
+        return replace(call, target=self.after[-1 if call.args[1] else 0])
 
 
 def in_halves(
@@ -143,6 +144,7 @@ def in_halves(
     if idle or change is not None:
         fold = _Fold(tiling, halves, idle)
         made = fold.joint(change, around)
-    if not fold.after or sum(op.kind == LOOP for op in made.graph.ops) <= len(fold.after):
+    loops = sum(op.kind == LOOP for op in made.graph.ops)
+    if loops <= len(fold.after) or not (fold.after or tiling.joint.evaluates):
         raise CaptureError("nothing that has a gradient comes of the part that would be in tiles")
     return made

@@ -51,6 +51,8 @@ def halves_of(tiling: Tiling, boxes: Sequence[Rect], own: Owned | None = None) -
     known: dict[Hashable, Joint] = {}
     again = partial(differentiated, again=True)
     forward = [tiling.tile(box, known, half="forward") for box in boxes]
+    if tiling.joint.evaluates:
+        return Halves(forward, ())
     if own is None:
         return Halves(forward, [tiling.tile(box, known, again, "backward") for box in boxes])
     leaf = _leaf(tiling, own.name)

@@ -50,11 +50,7 @@ class Sums:
         return depends(self._joint, self._forward, [tensor], self._leaves)
 
     def _loss(self) -> int:
-        loss = self._joint.differentiated
-        if not self._joint.tangents:
-            raise CaptureError(
-                "an evaluation, without gradients, does not run in tiles: call the step with a smaller batch"
-            )
+        loss = self._joint.main_result
         if loss is None:
             raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
         shape = self._graph.tensors[loss].shape

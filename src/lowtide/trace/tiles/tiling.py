@@ -91,9 +91,7 @@ class Tiling:
         number = {tensor.id: t for t, tensor in enumerate(joint.graph.tensors)}
         self.relations = {t: r for op, _ in self.forward for t, r in _relations(self.graph, op)}
         """How each tensor that forward makes depends on the inputs of its operator."""
-        self.leaves = frozenset(
-            t for t, g in zip(joint.inputs, joint.gradients, strict=False) if t is not None and g is not None
-        )
+        self.leaves = joint.leaves
         found = None if end else Sums(joint, self.forward, self.relations, self.leaves)
         self.result = self._loss(found) if found is not None else self._end(number.get(end, -1))
         """What the region ends at: the loss, or what the loss is made from, or this tensor."""
@@ -104,7 +102,9 @@ class Tiling:
         self.cut = frozenset(self._begin(number, name) for name in cut)
         """Tensors at which the region begins; all that they are made from is outside."""
         self.steps = [pair for pair in self.forward if not self.cut.intersection(pair[0].outputs)]
-        self.differentiable = self.leaves | self.cut
+        self.sources = self.leaves | self.cut
+        """Tensors that gradients come to, or would in training."""
+        self.differentiable = frozenset() if joint.evaluates else self.sources
         self.axes: tuple[int, ...] = (
             self.relations[self.adds[0].outputs[0]].sums
             if self.adds
@@ -148,7 +148,7 @@ class Tiling:
 
     def _has_gradient(self, *tensors: int) -> bool:
         """Whether any of these tensors depends on something that has a gradient."""
-        return depends(self.joint, self.steps, tensors, self.differentiable)
+        return depends(self.joint, self.steps, tensors, self.sources)
 
     def boxes(self, parts: Sequence[int]) -> list[Rect]:
         """A grid of boxes over the axes, row by row, at most so many along each.
@@ -251,6 +251,7 @@ class Tiling:
         ``half`` of it runs forward or backward alone. ``wanted`` are tensors that it adds to the gradients
         of, all of them by default; where it is to ``own`` a box of one, nothing outside of that is added.
         """
+        half = "forward" if self.joint.evaluates else half
         gradients = self.differentiable if wanted is None else frozenset(wanted)
         needed, before = self.needed(over)
         made = {t for op, _ in self.steps for t in op.outputs} - before
