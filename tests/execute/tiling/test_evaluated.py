@@ -182,6 +182,64 @@ def test_a_step_is_trained_and_evaluated_by_turns():
         assert close(alone, loss.detach(), 1e-5)
 
 
+class Small(nn.Module):
+    """Tiles of few bytes a target."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def of_rows(model, x, y):
+    return functional.cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_counting_the_targets_is_part_of_the_plan(trains, weights):
+    """It may take more than any tile."""
+    model, batch = Small(), (torch.randn(16384, 2), torch.randint(0, 2, (16384,)))
+    if weights:
+        batch = *batch, torch.tensor([0.5, 2.0])
+
+    def loss_of(model, x, y, *weight):
+        return functional.cross_entropy(model(x), y, *weight)
+
+    def run(step):
+        loss = step(model, *batch)
+        if trains:
+            loss.backward()
+        return loss.detach()
+
+    with torch.set_grad_enabled(trains):
+        want = run(loss_of)
+        model.zero_grad()
+        step = lowtide.fit(loss_of, model, *batch, budget=750_000 if weights else 320_000, **QUICK)
+        run(step)
+        model.zero_grad()
+        got, seen = watch_cpu(lambda _: run(step))
+    assert step.plan.decisions.tiles
+    assert (
+        seen.peak_bytes + resident(model, batch) <= step.plan.predicted.peak_bytes <= step.plan.budget_bytes
+    )
+    assert close(got, want, 1e-6)
+
+
+def test_the_first_evaluation_stays_inside_the_budget():
+    model, batch = Small(), (torch.randn(16384, 2), torch.randint(0, 2, (16384,)))
+    step = lowtide.fit(of_rows, model, *batch, budget=800_000, verify=False, **QUICK)
+    step(model, *batch).backward()
+    model.zero_grad()
+    assert step.plan.decisions.tiles
+    with torch.no_grad():
+        _, seen = watch_cpu(lambda _: step(model, *batch))
+    assert step.plan.decisions.tiles
+    assert seen.peak_bytes + resident(model, batch) <= 800_000
+
+
 def test_batch_statistics_are_not_those_of_a_tile():
     model, batch = Network().train(), images()
     with torch.no_grad(), pytest.raises(InfeasibleError, match="updates.*depends on the whole batch"):

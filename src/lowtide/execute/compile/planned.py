@@ -266,6 +266,7 @@ class Planned(FirstCall):
             kept.store(tiled)
             self._to_keep = None
         self._splitting.keep(plan, self._split)
+        self.family.plans.planned = True
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
         if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):

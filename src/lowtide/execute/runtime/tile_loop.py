@@ -145,7 +145,7 @@ class Turning(Nested):
     def _added_up(self, region: TiledRegion, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The loss, the gradient of it that was expected, and the gradients."""
         loss: torch.Tensor | None = None
-        total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+        total = values[-1] if region.totals else None
         made = [zeros(like) for _, like in region.gradients]
         into = {t: gradient for (t, _), gradient in zip(region.gradients, made, strict=True)}
         expected = region.came[-1] if region.came else _ones(region.loss)
@@ -238,7 +238,7 @@ def _one_turn(
     def run(marker: Marker | None) -> None:
         with torch.no_grad():
             if isinstance(region, TiledRegion):
-                total = region.total(*(values[k] for k in region.total_of)) if region.total else None
+                total = values[-1] if region.totals else None
                 into = {t: zeros(like) for t, like in region.gradients}
                 turn(_arguments(region, tile, values, total, into), _ones(region.loss), marker)
             elif region.gradients is None:

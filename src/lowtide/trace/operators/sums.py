@@ -76,12 +76,15 @@ def total_weight(site: Site) -> fx.Node:
     targets, weights = site.arguments["target"], site.arguments["weight"]
     box = site.need(targets)
     node = site.cut(targets, box)
-    counts = site.write(aten.ne.Scalar, node, site.arguments["ignore_index"])
-    if weights is None:
-        return site.write(aten._to_copy.default, site.write(aten.sum.default, counts), dtype=site.dtype)
+    ignored = site.arguments["ignore_index"]
+    if weights is None:  # on the CPU a sum of anything but numbers makes a copy of all of it first
+        counts = site.write(aten.ne.Scalar, node, ignored)
+        on_cuda = site.op.device.startswith("cuda")
+        number = site.write(aten.sum.default if on_cuda else aten.count_nonzero.default, counts)
+        return site.write(aten._to_copy.default, number, dtype=site.dtype)
     flat = [box.size]
-    counts = site.write(aten.reshape.default, counts, flat)
     node = site.write(aten.reshape.default, node, flat)
-    node = site.write(aten.mul.Tensor, node, counts)  # what is ignored may be no class at all
+    left_out = site.write(aten.eq.Scalar, node, ignored)
+    node = site.write(aten.masked_fill.Scalar, node, left_out, 0)  # what is ignored may be no class at all
     chosen = site.write(aten.index_select.default, site.cut(weights, weights.whole), 0, node)
-    return site.write(aten.sum.default, site.write(aten.mul.Tensor, chosen, counts))
+    return site.write(aten.sum.default, site.write(aten.masked_fill.Scalar, chosen, left_out, 0))

@@ -132,8 +132,9 @@ class Fold(ABC):
                 elif op.id in around:
                     self.write(call)
                 if self.tiling.result in op.outputs:
-                    going_in = tuple(packed.get(t) or self.node[t] for t in self.given)
-                    self.node[self.tiling.result] = self.graph.call_module("region", going_in)
+                    going_in = [packed.get(t) or self.node[t] for t in self.given]
+                    going_in += self.counted()
+                    self.node[self.tiling.result] = self.graph.call_module("region", tuple(going_in))
         self.graph.output(tuple(self.node[t] for t in old.outputs if t is not None))
         pairs = zip(old.inputs, old.gradients, strict=False)
         kept = {t: old.values[g].stride() for t, g in pairs if t is not None and g is not None}
@@ -172,6 +173,16 @@ class Fold(ABC):
                 needs = op.inputs if whole else values_read(graph, op)
                 wanted |= set(needs) - self.node.keys() - {result}
         return chosen
+
+    def counted(self) -> list[fx.Node]:
+        """The weight of all targets, where tiles divide by it; no gradient goes through it."""
+        if self.tiling.total is None:
+            return []
+        module, used = self.tiling.total
+        places = module.graph.find_nodes(op="placeholder")
+        known = {place: self.node[t] for place, t in zip(places, used, strict=True)}
+        total: Any = self.graph.graph_copy(module.graph, known)
+        return [self.graph.call_function(aten.detach.default, (total,))]
 
     def write(self, call: Call) -> None:
         """An operator as it is; of tensors that it reads no value of, and that are not there, empty ones."""

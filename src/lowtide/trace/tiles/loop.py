@@ -11,7 +11,7 @@ loops (``trace/tiles/outside.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -45,9 +45,8 @@ class TiledRegion:
     """The loss, as shape, type and device alone; so are the gradients below."""
     places: dict[int, int]
     """Of tensors of the step: position in the operator's inputs."""
-    total: Callable[..., torch.Tensor] | None
-    total_of: tuple[int, ...]
-    """Positions of what the weight of all targets is made from."""
+    totals: bool
+    """Whether the weight of all targets goes in behind them."""
     gradients: tuple[tuple[int, torch.Tensor], ...]
     """Tensors of the step that get gradients, and how those lie in memory."""
     axes: tuple[int, ...]
@@ -101,7 +100,7 @@ class _Loop(torch.autograd.Function):
         expected, *gradients = ctx.saved_tensors
         ratio = torch.ops.lowtide.ratio(tangent, expected)
         region: TiledRegion = ctx.region
-        found: list[torch.Tensor | None] = [None] * len(region.places)
+        found: list[torch.Tensor | None] = [None] * len(ctx.dtypes)
         for (t, _), gradient in zip(region.gradients, gradients, strict=True):
             place = region.places[t]
             found[place] = (gradient * ratio).to(ctx.dtypes[place])
@@ -120,13 +119,12 @@ class _Applied(nn.Module):
 class _Fold(Fold):
     def __init__(self, tiling: Tiling, tiles: Sequence[CapturedTile], idle: Sequence[int] = ()) -> None:
         super().__init__(tiling, tiles, idle)
-        total, values = tiling.total, self.old.values
+        values = self.old.values
         self.loop = TiledRegion(
             tuple(tiles),
             values[tiling.result],
             {t: k for k, t in enumerate(self.given)},
-            total[0] if total else None,
-            tuple(self.given.index(t) for t in total[1]) if total else (),
+            tiling.totals,
             tuple((t, tiling.gradient_sum(t)) for t in self.wanted),
             tiling.axes,
             any(value.dtype is torch.float16 for tile in tiles for value in tile.joint.values),
