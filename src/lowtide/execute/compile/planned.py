@@ -266,9 +266,10 @@ class Planned(FirstCall):
             kept.store(tiled)
             self._to_keep = None
         self._splitting.keep(plan, self._split)
-        self.family.plans.planned = True
         if loop_of(plan.program) is None:
             self.family.plans.add(arguments, plan)
+        else:
+            self.family.plans.planned = True
         if any(op.phase is Phase.BACKWARD for op in plan.graph.ops):
             self.family.shapes.budget_bytes = max(self.family.shapes.budget_bytes, plan.budget_bytes)
         if self._seen is not None:

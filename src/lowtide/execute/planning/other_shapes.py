@@ -91,7 +91,7 @@ class ShapePlans:
         self._made: dict[tuple[tuple[int, ...], tuple[str, ...]], Plan] = {}
         """By sizes, and by what operators there are."""
         self.planned = False
-        """Whether the function was planned before, be it in tiles."""
+        """Whether a plan was made that is not kept here, as one in tiles."""
 
     def add(self, arguments: Sequence[Any], plan: Plan) -> None:
         """Keep a plan for the shapes of these arguments; of one that was taken over, the one it came from."""
@@ -113,7 +113,7 @@ class ShapePlans:
         known = [one for one in self._made if len(one[0]) == len(sizes)]
         known.sort(key=lambda one: nearness(one[0]))
         near = sum(self._rounded(one[0]) == here for one in known)
-        return OtherShapes(tuple(self._made[one] for one in known), near, self.planned)
+        return OtherShapes(tuple(self._made[one] for one in known), near, self.planned or bool(self._made))
 
     def _rounded(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(_ends(size, self._bucket) for size in sizes)
