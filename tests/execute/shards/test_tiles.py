@@ -70,20 +70,11 @@ def trained(rank, port):
         )  # the other one needs no tiles, and still meets it
         step = lowtide.fit(split.step, model, *parts, budget=given, **OPTIONS)
         assert bool(step.plan.decisions.tiles) == (given == budget), kind
-        talks = proven_communications(step.plan, here, split)
         resident = sum(x.nbytes for x in (*model.parameters(), *parts))
         for _ in range(2):
-            model.zero_grad()
-            before = here.wires[0].sent_bytes
-            loss, seen = watch_cpu(lambda _, step=step, model=model, parts=parts: run(step, model, parts))
-            peak, planned = seen.peak_bytes + resident, step.plan.predicted.peak_bytes
-            assert peak <= planned <= given, (kind, peak, planned)
-            assert here.wires[0].sent_bytes - before == sum(one.sent_bytes for one in talks) > 0
+            loss = trained_once(step, model, parts, split, here, whole)
+            assert step.plan.predicted.peak_bytes <= given, kind
             assert torch.allclose(loss, loss_of(whole, *batch), rtol=1e-12)
-            expected = dict(whole.named_parameters())
-            for name, p in model.named_parameters():
-                wanted = expected[name].grad[split.boxes[name].slices()]
-                assert float((p.grad - wanted).norm() / wanted.norm()) < 1e-13, (kind, name)
         model.zero_grad()
         with torch.no_grad():
             if kind == "height":  # evaluated without tiles otherwise
@@ -100,6 +91,22 @@ def trained(rank, port):
     here.watch.close()
     torch.distributed.destroy_process_group()
     os.write(1, b"done\n")
+
+
+def trained_once(step, model, parts, split, here, whole):
+    """The loss of a step, whose gradients are those of the whole, and which takes and sends what is planned."""
+    model.zero_grad()
+    talks = proven_communications(step.plan, here, split)
+    resident = sum(x.nbytes for x in (*model.parameters(), *parts))
+    before = here.wires[0].sent_bytes
+    loss, seen = watch_cpu(lambda _: run(step, model, parts))
+    assert seen.peak_bytes + resident <= step.plan.predicted.peak_bytes
+    assert here.wires[0].sent_bytes - before == sum(one.sent_bytes for one in talks) > 0
+    expected = dict(whole.named_parameters())
+    for name, p in model.named_parameters():
+        wanted = expected[name].grad[split.boxes[name].slices()]
+        assert float((p.grad - wanted).norm() / wanted.norm()) < 1e-13, name
+    return loss
 
 
 def run(step, model, parts):
