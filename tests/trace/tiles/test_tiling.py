@@ -60,7 +60,7 @@ def test_statistics_of_the_batch():
 
 
 def test_two_results():
-    assert "only a step that gives one loss" in refusal(lambda m, x: (m(x).sum(), m(x)), linear(), rows())
+    assert "only a step that gives one result" in refusal(lambda m, x: (m(x).sum(), m(x)), linear(), rows())
 
 
 def test_a_result_that_is_no_loss():

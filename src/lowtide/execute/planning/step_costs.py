@@ -40,8 +40,8 @@ __all__ = [
 MEASURING = 60.0
 """Seconds in which operators are measured several times; the others are timed once."""
 _LATE = 1.1
-"""Copies inside of a graph are planned to take this many times as long. Operators take up to 5% less there
-than they were measured to take, and copies up to 9% more: one that should end just in time is late."""
+"""Copies inside of a graph are planned to take this many times as long, so that they end in time: operators
+took up to 5% less there than they were measured to take, and copies up to 9% more. Chosen, not measured."""
 
 
 def device_of(graph: Graph) -> str:

@@ -28,7 +28,7 @@ __all__ = [
 _SCALARS = 4
 """Scalars that autograd keeps beside the program: the loss and its gradient, before and after its checks.
 
-An evaluation has less of them, in a loop: the weight of all targets, and what one tile adds to the loss."""
+In a loop of an evaluation they stand for what its tiles add to the loss."""
 _SCALAR_BYTES = 8
 """What one takes on the host at most."""
 RANDOM_STATE_BYTES = 2 * 5056

@@ -52,7 +52,7 @@ class Sums:
     def _loss(self) -> int:
         loss = self._joint.main_result
         if loss is None:
-            raise CaptureError("only a step that gives one loss can run in tiles: return the loss alone")
+            raise CaptureError("only a step that gives one result can run in tiles: return the loss alone")
         shape = self._graph.tensors[loss].shape
         if shape not in ((), (1,)):
             raise CaptureError(f"the step gives a result of shape {shape}, not a loss")
