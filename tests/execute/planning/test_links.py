@@ -22,8 +22,8 @@ def test_forward_ends_with_its_copies_where_memory_is_left_for_graphs(graphs, as
     assert link.settles is settles
     alone = link_of("cpu")
     if settles:  # with time to spare
-        assert link.to_host == pytest.approx(alone.to_host / 1.1)
-        assert link.to_device == pytest.approx(alone.to_device / 1.1)
+        assert link.to_host == pytest.approx(alone.to_host / 1.15)
+        assert link.to_device == pytest.approx(alone.to_device / 1.15)
         assert (link.handover, link.beside) == (alone.handover, alone.beside)
     else:
         assert link == alone
