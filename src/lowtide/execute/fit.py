@@ -255,9 +255,13 @@ class Fitted:
 
     def explain(self) -> str:
         """What is kept, recomputed and offloaded; of a step in several graphs also where and why they end."""
-        told = self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()
-        graphs = sorted({one.explain() for one in self._shapes.graphs})
-        return "\n".join([told, *graphs, *reserved.told(self._request.reserved), *self._branches.explain()])
+        told = [self.plan.explain() if self._subgraphs is None else self._subgraphs.explain()]
+        told += [*self.explain_graphs(), *reserved.told(self._request.reserved), *self._branches.explain()]
+        return "\n".join(told)
+
+    def explain_graphs(self) -> list[str]:
+        """What is replayed as CUDA graphs, or why nothing is; nothing where they were not asked for."""
+        return sorted({one.explain() for one in self._shapes.graphs})
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -313,9 +317,8 @@ def fit(
     ``offload`` says what may wait on the host besides activations: ``"parameters"``, ``"optimizer"``, or both
     with a comma. The state of the ``optimizer`` counts as part of the step.
 
-    With ``verify`` the first planned step is compared with eager PyTorch on the example, where that fits into
-    the device: the loss, every gradient and updated buffer, bit for bit or, in tiles, up to rounding. A
-    RunError names what differs.
+    With ``verify`` the first planned step is compared with eager PyTorch on the example, where that fits the
+    device: loss, gradients and updated buffers, bit for bit, in tiles up to rounding. A RunError tells.
 
     A branch on values of the arguments goes the way that eager goes; each way is planned when it comes. A
     step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python runs
@@ -326,8 +329,8 @@ def fit(
     for bit. With ``"fused"`` runs of pointwise operators and reductions are compiled by Inductor into a few
     kernels: faster, in less memory, and equal up to rounding.
 
-    With ``graphs="auto"`` a step on CUDA replays forward and backward as one CUDA graph each, from the fourth
-    step on, where everything in them can be captured and their memory fits into the budget.
+    With ``graphs="auto"`` a step on CUDA replays forward and backward as CUDA graphs from the fourth step on,
+    where everything in them can be captured and their memory fits into the budget.
 
     Other shapes are planned when they come. ``examples`` are the arguments of further calls, each in a tuple,
     which are planned at once. Shapes whose sizes lie in one ``bucket`` share a plan where it fits: sizes are

@@ -6,6 +6,7 @@ is still in use gets other bits than the step without graphs.
 
 import copy
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,8 @@ from tests.execute.graphs.loops import (
 
 class _Graph:
     """Computes again what it has computed once, into the same memory, and writes over whatever else is there."""
+
+    graphs = 1
 
     def __init__(self, tape, run, arguments, results):
         self.tape, self.run, self.arguments, self.replays = tape, run, arguments, 0
@@ -73,7 +76,7 @@ class _Tape:
         return [one for one in self.tapes.storages if one not in self.storages and one.pages & self.used]
 
     def captured(self, run, arguments, groups, large, generators):
-        known = list(arguments)
+        run, known = partial(run, between=None), list(arguments)
         before = [one.clone() if isinstance(one, torch.Tensor) else one for one in known]
         random = torch.get_rng_state()
         self.graphs.append(_Graph(self, run, known, run(arguments)))
@@ -90,6 +93,9 @@ class _Tape:
         self.storages.append(_Storage(flat, range(0), frozenset([page]), self.order))
         self.tapes.storages.append(self.storages[-1])
         return Value(self.storages[-1], Form.of(tensor))
+
+    def there(self, tensor):
+        raise AssertionError("nothing is said to other processes")
 
     def again(self, form, address):
         known = [one for graph in self.graphs for one in (*graph.results, *graph.arguments)]
@@ -111,14 +117,14 @@ class _Beside:
     """Nothing: on the host, copies and random numbers are those of the interpreter."""
 
     @contextmanager
-    def watching(self, part):
+    def watching(self, part, aside):
         yield
 
     def generators(self, part):
         return ()
 
-    def capturing(self, part):
-        return self.watching(part)
+    def capturing(self, part, between, there):
+        return self.watching(part, None)
 
     def set_out(self, part):
         pass
@@ -184,6 +190,9 @@ class _Tapes:
             @contextmanager
             def watching(self, groups):
                 yield
+
+            def aside(self):
+                raise AssertionError("nothing is said to other processes")
 
         return Nothing()
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.execute.graphs.part import Replayable, Tape
+from lowtide.execute.graphs.capture.part_capture import Replayable
+from lowtide.execute.graphs.part import Tape
 from lowtide.execute.runtime.copies import Form
 
 __all__ = ["CapturedStep", "Pending"]

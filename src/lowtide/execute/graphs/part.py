@@ -7,7 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,15 +29,17 @@ from lowtide.execute.graphs.arena.memory import Answering, Listing
 from lowtide.execute.graphs.arena.pages import pages_of
 from lowtide.execute.graphs.arena.segments import Pages
 from lowtide.execute.graphs.beside.beside import Beside
-from lowtide.execute.graphs.memsets import by_kernels
-from lowtide.execute.graphs.recorder import Alive, Recorder, Sizes
+from lowtide.execute.graphs.beside.wires import Between
+from lowtide.execute.graphs.capture.memsets import by_kernels
+from lowtide.execute.graphs.capture.part_capture import PartCapture, Replayable
+from lowtide.execute.graphs.capture.recorder import Alive, Recorder, Sizes
 from lowtide.execute.graphs.stopwatch import Stopwatch
 from lowtide.execute.memory import reserved
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.trace.step.group import Group
 
-__all__ = ["Replayable", "SharedStorage", "Tape", "Tapes", "Value"]
+__all__ = ["SharedStorage", "Tape", "Tapes", "Value"]
 
 _CAPTURES = threading.Lock()
 """One capture at a time: they share the allocator of addresses."""
@@ -67,13 +69,6 @@ class SharedStorage:
     def held(self) -> bool:
         """Whether somebody has a tensor on it."""
         return uses_of_storage(self.base) > uses_of_storage(_ALONE)
-
-
-class Replayable(Protocol):
-    """A captured part."""
-
-    def replay(self) -> None:
-        """Run it."""
 
 
 class Value:
@@ -109,45 +104,34 @@ class Tape:
 
     def captured(
         self,
-        run: Callable[[list[Any]], list[Any]],
+        run: Callable[[list[Any], Between], list[Any]],
         arguments: list[Any],
         groups: Sequence[Group],
         large: Collection[int],
         generators: Sequence[torch.Generator] = (),
     ) -> tuple[Replayable, list[Any]]:
-        """A graph of what ``run`` does with the arguments, and what it returns. Nothing is computed yet.
+        """Graphs of what ``run`` does with the arguments, and what it returns. Nothing is computed yet.
 
-        ``large`` are the operators that allocate much, by their number. ``generators`` are those that it
-        draws random numbers from besides the device's own.
+        It is also given what it calls to have the host do something between two graphs. ``large`` are the
+        operators that allocate much, by their number. ``generators`` are those that it draws random numbers
+        from besides the device's own.
         """
-        graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
-        for one in generators:
-            graph.register_generator_state(one)
         index = self._pages.index
         device = torch.device("cuda", index)
         reserved.lift(index)
         with _CAPTURES, _capturing(device, index, self._graph_pool, libraries=self._libraries):
             self._memory.open()
             recorder = Recorder(self._memory, index, self._graph_pool, self._alive, large)
-            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+            graphs = PartCapture(index, self._graph_pool, recorder, generators, self._complete)
             try:
-                with recorder.watching(groups):
-                    results = run(arguments)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    graph.capture_end()
-                if recorder.pools:
-                    release_pool(index, self._graph_pool)
-                raise
+                with graphs.capturing(), recorder.watching(groups):
+                    results = run(arguments, graphs.between)
             finally:
                 self._memory.close()
                 self._pools += recorder.pools
-            graph.capture_end()
-            if recorder.pools:
-                release_pool(index, self._graph_pool)
             self._nothing_left()
-            self._complete(graph)
-        return graph, results
+            part = graphs.part()
+        return part, results
 
     def _complete(self, graph: Any) -> None:
         """Make it ready to be replayed."""
@@ -170,6 +154,11 @@ class Tape:
             known = SharedStorage(flat, span, pages, self.order)
             self.storages.append(known)
         return Value(known, form)
+
+    def there(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Gives a tensor that lies where this one does, in every replay."""
+        form, address = Form.of(tensor), tensor.untyped_storage().data_ptr()
+        return cache(lambda: self.again(form, address))
 
     def again(self, form: Form, address: int) -> torch.Tensor:
         """A tensor that lies where one of a captured part did."""

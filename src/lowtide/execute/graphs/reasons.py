@@ -21,7 +21,7 @@ def known_before(interpreter: Interpreter) -> str | None:
         return "parameters or the optimizer's state are offloaded"
     if _updates_batch(interpreter.joint):
         return "it updates a tensor of the batch, of which graphs read a copy"
-    if any(is_collective(call.target) for call in interpreter.joint.calls):
+    if any(is_collective(call.target, of_torch=True) for call in interpreter.joint.calls):
         return "other processes take part in the step"
     saved = any(t not in interpreter.joint.inputs for t in interpreter.saved)
     if not (saved or interpreter.hosts or interpreter.states):

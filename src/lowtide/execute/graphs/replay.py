@@ -11,9 +11,10 @@ import torch
 from lowtide.device_internals import is_freed
 from lowtide.execute.graphs import reasons
 from lowtide.execute.graphs.arena.errors import NoRoomError
+from lowtide.execute.graphs.capture.part_capture import Replayable
 from lowtide.execute.graphs.captured_step import CapturedStep, Pending
 from lowtide.execute.graphs.common_memory import CommonMemory
-from lowtide.execute.graphs.part import Replayable, Value
+from lowtide.execute.graphs.part import Value
 from lowtide.execute.graphs.step_capture import StepCapture, batch_of
 from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.memory.out_of_memory import forget_frames
@@ -96,8 +97,20 @@ class Replay:
             return "graphs     captured at the fourth step"
         size, rest = format_bytes(self.arena_bytes), format_bytes(self._made.unplanned_bytes)
         return (
-            f"graphs     forward and backward each replay as one CUDA graph, in an arena of {size}; "
+            f"graphs     {self._counted()}, in an arena of {size}; "
             f"small tensors and libraries have {rest} by PyTorch's allocator"
+        )
+
+    def _counted(self) -> str:
+        """How many graphs both parts are."""
+        forward, backward = next(
+            (one.forward.graphs, one.backward.graphs) for one in self._tapes if one.forward and one.backward
+        )
+        if forward == backward == 1:
+            return "forward and backward each replay as one CUDA graph"
+        return (
+            f"forward replays as {forward} and backward as {backward} CUDA graphs, between which processes "
+            "communicate"
         )
 
     def forward(self, arguments: list[Any]) -> list[Any]:

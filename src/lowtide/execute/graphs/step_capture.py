@@ -10,9 +10,10 @@ import torch
 from lowtide.execute.graphs.arena.errors import CannotCaptureError
 from lowtide.execute.graphs.arena.layout import ArenaLayout
 from lowtide.execute.graphs.beside.beside import Beside
+from lowtide.execute.graphs.beside.wires import Between
+from lowtide.execute.graphs.capture.part_capture import Replayable
 from lowtide.execute.graphs.captured_step import CapturedStep
 from lowtide.execute.graphs.common_memory import CommonMemory
-from lowtide.execute.graphs.part import Replayable
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.graph import RESIDENT_ROLES
@@ -56,7 +57,7 @@ class StepCapture:
             self.beside = self._made.beside(self._interpreter, device)
         if part == 1:
             self._tangents = [torch.empty_like(one, device="meta") for one in arguments[saved:]]
-        with sizes.watching(self._groups), self.beside.watching(part):
+        with sizes.watching(self._groups), self.beside.watching(part, sizes.aside):
             found = run(arguments)
         self._large[part] = sizes.large
         return found
@@ -126,8 +127,8 @@ class StepCapture:
         beside = self.beside
         generators = beside.generators(part)
 
-        def whole(arguments: list[Any]) -> list[Any]:
-            with beside.capturing(part):
+        def whole(arguments: list[Any], between: Between) -> list[Any]:
+            with beside.capturing(part, between, tape.tape.there):
                 return run(arguments)
 
         return tape.tape.captured(whole, given, self._groups, self._large[part], generators)

@@ -12,6 +12,7 @@ from lowtide.execute.calls.random_state import Drawing
 from lowtide.execute.runtime.copies import Form, Transfers
 from lowtide.execute.runtime.parameter_offload import Traveller, bring_back
 from lowtide.execute.runtime.witness import Saw
+from lowtide.trace.distributed.wires import Wire
 
 __all__ = ["Frame"]
 
@@ -33,6 +34,7 @@ class Frame:
         "table",
         "transfers",
         "travellers",
+        "wires",
         "witness",
     )
 
@@ -44,11 +46,14 @@ class Frame:
         transfers: Transfers | None,
         witness: Saw | None = None,
         quick: bool = False,
+        wires: Callable[[str], Wire] | None = None,
     ) -> None:
         self.witness = witness
         """Shown what each operator gives, while somebody holds it against the capture."""
         self.quick = quick
         """Whether nobody watches: calls may be left out that change nothing."""
+        self.wires = wires
+        """Who talks to other processes in place of the wires of that name; operators are shown one by one."""
         self.table: list[Any] = [None] * tensors
         self.states = states
         self.drawing = drawing

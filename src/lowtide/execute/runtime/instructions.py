@@ -18,8 +18,8 @@ from lowtide.execute.runtime.parameter_offload import Traveller
 from lowtide.plan.program.instructions import Run
 from lowtide.plan.program.memory import rounded
 from lowtide.plan.program.short_reruns import JOINED
-from lowtide.trace.distributed.exchange import begin_exchange, bytes_on_their_way
-from lowtide.trace.distributed.wires import wire_of
+from lowtide.trace.distributed.exchange import begin_exchange, bytes_on_their_way, exchanged
+from lowtide.trace.distributed.wires import Wire, wire_of
 from lowtide.trace.eager.updates import without_update
 from lowtide.trace.step.builder import Call
 from lowtide.trace.step.joint import Joint
@@ -252,13 +252,14 @@ class Summing(Running):
 
     def __call__(self, frame: Frame) -> None:
         """Start."""
-        if not frame.quick or may_be_answered_for():
+        wire = _wire(self, frame)
+        if wire is None:
             super().__call__(frame)
             return
         _begin(self, frame)
-        ((_, source, _),), wire = self.fill[0], self.args[-1]
+        ((_, source, _),) = self.fill[0]
         value = frame.table[source].clone(memory_format=torch.contiguous_format)
-        frame.sums[self.outputs[0]] = wire_of(wire).begin_sum(value)
+        frame.sums[self.outputs[0]] = wire.begin_sum(value)
         frame.table[self.outputs[0]] = value
 
 
@@ -278,17 +279,20 @@ class Exchanging(Running):
 
     def __call__(self, frame: Frame) -> None:
         """Start, or run."""
-        if not self.beside or not frame.quick or may_be_answered_for() or self._takes(frame) > self.beside:
+        wire = _wire(self, frame)
+        goes_on = wire is not None and self.beside and self._takes(frame) <= self.beside
+        if wire is None or (frame.wires is None and not goes_on):
             if frame.exchanged is not None:
                 frame.arrive(frame.exchanged)
             super().__call__(frame)
             return
         _begin(self, frame)
-        ((_, source, _),), (_, dim, sends, receives, length, _, wire) = self.fill[0], self.args
-        (result,) = self.outputs
-        frame.table[result], frame.sums[result] = begin_exchange(
-            frame.table[source], dim, sends, receives, length, wire_of(wire)
-        )
+        ((_, source, _),), (_, dim, sends, receives, length, _, _) = self.fill[0], self.args
+        (result,), value = self.outputs, frame.table[source]
+        if not goes_on:
+            frame.table[result] = exchanged(value, dim, sends, receives, length, wire)
+            return
+        frame.table[result], frame.sums[result] = begin_exchange(value, dim, sends, receives, length, wire)
         frame.exchanged = result
 
     def _takes(self, frame: Frame) -> int:
@@ -297,6 +301,13 @@ class Exchanging(Running):
         value = frame.table[source]
         parts = bytes_on_their_way(value, dim, sends, receives, wire_of(wire).place)
         return sum(rounded(size, value.device.type) for size in parts)
+
+
+def _wire(line: Running, frame: Frame) -> Wire | None:
+    """What a communication talks by; None where it is one operator for whoever looks."""
+    if frame.wires is not None:
+        return frame.wires(line.args[-1])
+    return wire_of(line.args[-1]) if frame.quick and not may_be_answered_for() else None
 
 
 def _begin(line: Running, frame: Frame) -> None:

@@ -32,6 +32,7 @@ from lowtide.graph import RESIDENT_ROLES
 from lowtide.plan.program.instructions import Drop, Fetch, Program, Run, Send
 from lowtide.plan.result.plan import Plan
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
+from lowtide.trace.distributed.wires import Wire
 from lowtide.trace.eager.nothing_ran import program_ran
 from lowtide.trace.step.joint import Joint
 
@@ -111,6 +112,7 @@ class Interpreter:
         self._quick_forward, self._quick_undisturbed = self._launch_forward()
         self._quick_backward = self._launch_backward(named)
         self._transfers = _lanes(joint, program)
+        self._wires: Callable[[str], Wire] | None = None
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
         self._sent: dict[int, Any] = {}
@@ -159,16 +161,17 @@ class Interpreter:
         copies: Transfers | None = None,
         redraws: Redraws | None = None,
         in_turns: LendsCopies | None = None,
+        wires: Callable[[str], Wire] | None = None,
     ) -> Iterator[None]:
-        """Inside, others copy to the host and have random operators draw again, where they are given."""
+        """Inside, others copy, have random operators draw again, or communicate, where they are given."""
         before, known = (self._transfers, self._drawing.by), set(self._sent)
         self._transfers, self._drawing.by = copies or before[0], redraws or before[1]
-        self._copying.by = in_turns
+        self._copying.by, self._wires = in_turns, wires
         try:
             yield
         finally:
             self._transfers, self._drawing.by = before
-            self._copying.by = None
+            self._copying.by = self._wires = None
             if copies is not None:  # tickets mean nothing to others
                 self._sent.update(dict.fromkeys(set(self._sent) - known))
 
@@ -334,7 +337,7 @@ class Interpreter:
         witness = self.watched.by(self.joint)
         quick = self.marker is None and witness is None and not calls_are_watched()
         size = len(self.joint.graph.tensors)
-        frame = Frame(size, states, self._drawing, self._transfers, witness, quick)
+        frame = Frame(size, states, self._drawing, self._transfers, witness, quick, self._wires)
         for tensor, value in self.joint.constants.items():
             frame.table[tensor] = value
         return frame

@@ -39,6 +39,7 @@ from lowtide.execute.shards.split import (
     norm_of,
     proven_communications,
     refuse_cut,
+    split_in_words,
     split_step,
 )
 from lowtide.graph import Rect, Role
@@ -47,7 +48,6 @@ from lowtide.plan.check.communication import Communication
 from lowtide.plan.result.plan import Plan
 from lowtide.trace.step.capture import capture
 from lowtide.trace.step.joint import Joint
-from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -189,6 +189,11 @@ class MeshStep:
         return sum(wire.sent_bytes for wire in self.here.wires)
 
     @property
+    def graph_bytes(self) -> int:
+        """Memory that CUDA graphs of the step hold for themselves, on this device."""
+        return sum(way.local.graph_bytes for way in self._ways.values() if way.local is not None)
+
+    @property
     def predicted_seconds(self) -> float:
         """Of a step: by the plan of this process, with communication, on the processors that it shares."""
         return crowded_seconds(self.plan, self.here.crowding)
@@ -250,17 +255,11 @@ class MeshStep:
 
     def explain(self) -> str:
         """How the step is split, what this process sends, and its plan in words."""
-        here, shards = self.here, self.shards
         cut = [name for name, box in self.boxes.items() if box.shape != self.shapes[name]]
-        lines = [
-            f"device {here.rank} of {here.mesh.devices}: {len(shards.operators)} operators of forward are "
-            f"split, and {len(cut)} of {len(self.boxes)} parameters and buffers",
-            f"sends {format_bytes(self.planned_wire_bytes)} a step in {len(self.communications)} parts",
-            *(f"along axis {k}, {one.devices} devices: {speed.words(one.devices)}, measured"
-              for k, (one, speed) in enumerate(zip(here.wires, here.speeds, strict=True)) if one.devices > 1),
-            f"a step is predicted to take {format_seconds(self.predicted_seconds)}, with communication",
-        ]  # fmt: skip
-        return "\n".join([*lines, self.plan.explain()])
+        told = split_in_words(self.here, self.shards, self.communications, self.predicted_seconds)
+        told[0] += f", and {len(cut)} of {len(self.boxes)} parameters and buffers"
+        local = self._shown[0].local
+        return "\n".join([*told, self.plan.explain(), *(local.explain_graphs() if local else ())])
 
     @property
     def _shown(self) -> tuple[_Way, bool]:

@@ -25,6 +25,7 @@ from lowtide.trace.distributed.wires import connect
 from lowtide.trace.shards.local import OPERATOR, LocalStep, local_step
 from lowtide.trace.shards.sums import with_sums
 from lowtide.trace.step.joint import Joint
+from lowtide.units import format_bytes, format_seconds
 
 __all__ = [
     "LocalPlan",
@@ -40,6 +41,7 @@ __all__ = [
     "norm_of",
     "proven_communications",
     "refuse_cut",
+    "split_in_words",
     "split_step",
 ]
 
@@ -56,6 +58,13 @@ class LocalPlan(Protocol):
     @property
     def plan(self) -> Plan:
         """The plan that was made last."""
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that CUDA graphs of the step hold for themselves."""
+
+    def explain_graphs(self) -> list[str]:
+        """What is replayed as CUDA graphs, or why nothing is; nothing where they were not asked for."""
 
 
 Planner = Callable[[Callable[..., Any], Sequence[Any]], LocalPlan]
@@ -253,3 +262,17 @@ def norm_of(parts: Mapping[str, torch.Tensor], copies: Mapping[str, int], device
         total += part.detach().square().sum(dtype=torch.float64).to(device) / copies.get(name, devices)
     torch.distributed.all_reduce(total)
     return total.sqrt()
+
+
+def split_in_words(
+    here: Connected, shards: Shards, talks: Sequence[Communication], seconds: float
+) -> list[str]:
+    """How much is split, what this process sends in a step of so many seconds, and how fast its links are."""
+    sent = sum(one.sent_bytes for one in talks)
+    return [
+        f"device {here.rank} of {here.mesh.devices}: {len(shards.operators)} operators of forward are split",
+        f"sends {format_bytes(sent)} a step in {len(talks)} parts",
+        *(f"along axis {k}, {one.devices} devices: {speed.words(one.devices)}, measured"
+          for k, (one, speed) in enumerate(zip(here.wires, here.speeds, strict=True)) if one.devices > 1),
+        f"a step is predicted to take {format_seconds(seconds)}, with communication",
+    ]  # fmt: skip

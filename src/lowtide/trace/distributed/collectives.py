@@ -76,7 +76,8 @@ def _define_all() -> dict[str, Any]:
     return made
 
 
-_JOINED = {**_define_all(), "exchange": EXCHANGE, "add_up": ADD_UP}
+_OF_TORCH = _define_all()
+_JOINED = {**_OF_TORCH, "exchange": EXCHANGE, "add_up": ADD_UP}
 
 
 def name_of(target: Any) -> str | None:
@@ -88,9 +89,10 @@ def name_of(target: Any) -> str | None:
     return next((name for name, joined in _JOINED.items() if joined is target), None)
 
 
-def is_collective(target: Any) -> bool:
-    """Whether a function is a joined collective."""
-    return any(target is joined for joined in _JOINED.values())
+def is_collective(target: Any, *, of_torch: bool = False) -> bool:
+    """Whether a function is a joined collective; ``of_torch``: one of those that torch has captured."""
+    known = _OF_TORCH if of_torch else _JOINED
+    return any(target is joined for joined in known.values())
 
 
 def lacks_joined_form(target: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ import torch
 from lowtide.execute.graphs.arena.errors import CannotCaptureError
 from lowtide.execute.graphs.beside.redraws import CapturedDraws, Drawn, SeenDraws
 from lowtide.execute.graphs.beside.same_copies import SameCopies, SeenTurns
+from lowtide.execute.graphs.beside.wires import Between, There, WireAside, WireBetween
 from lowtide.execute.runtime.copies import Form
 from lowtide.execute.runtime.interpreter import Interpreter
 from lowtide.plan.program.instructions import Instruction, Send
+from lowtide.trace.distributed.wires import wire_of
 
 __all__ = ["Beside"]
 
@@ -35,11 +37,13 @@ class Beside:
         return [Form.of(values[line.tensor]).storage_bytes for line in lines if isinstance(line, Send)]
 
     @contextmanager
-    def watching(self, part: int) -> Iterator[None]:
-        """Inside, a part runs as always."""
+    def watching(self, part: int, aside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Inside, a part runs as always; ``aside`` are operators that are not counted."""
         cuda: Any = torch.cuda
         self._seen.begin(part, cuda.default_generators[self._device.index].get_offset())
-        with self._interpreter.lent(redraws=self._seen, in_turns=self._in_turns):
+        with self._interpreter.lent(
+            redraws=self._seen, in_turns=self._in_turns, wires=lambda name: WireAside(wire_of(name), aside)
+        ):
             yield
 
     def generators(self, part: int) -> Sequence[torch.Generator]:
@@ -53,13 +57,25 @@ class Beside:
         return self._captured.generators[part]
 
     @contextmanager
-    def capturing(self, part: int) -> Iterator[None]:
-        """Inside, a part is captured; ``generators`` was called before."""
+    def capturing(self, part: int, between: Between, there: There) -> Iterator[None]:
+        """Inside, a part is captured; ``generators`` was called before.
+
+        What it says to other processes is said ``between`` graphs. Copies end with the graph that began them.
+        """
         assert self._captured is not None
         self._captured.begin(part)
         if self._copies is not None:
             self._copies.begin(part)
-        with self._interpreter.lent(self._copies, self._captured, self._copies):
+
+        def apart(call: Callable[[], None]) -> None:
+            if self._copies is not None:
+                self._copies.join()
+            between(call)
+
+        def wire(name: str) -> WireBetween:
+            return WireBetween(wire_of(name), apart, there)
+
+        with self._interpreter.lent(self._copies, self._captured, self._copies, wire):
             yield
             if self._copies is not None:
                 self._copies.join()

@@ -64,18 +64,20 @@ class SameCopies(CudaTransfers):
         self._read: dict[int, Any] = {}
         """By address on the host: the latest copy from there."""
         self._busy: list[Any] = []
+        self._under_way: dict[int, Any] = {}
+        """Events of the graph that is captured now: others have ended with theirs."""
 
     def begin(self, part: int) -> None:
         """A part is captured from here on."""
         self._left, self._turns, self._read = list(reversed(self._parts[part])), [], {}
-        self._busy = []
+        self._busy, self._under_way = [], {}
 
     def join(self) -> None:
-        """The part ends once its copies have."""
+        """The graph that is captured ends once its copies have."""
         stream = torch.cuda.current_stream(self._device)
         for lane in self._busy:
             stream.wait_stream(lane)
-        self._busy = []
+        self._busy, self._under_way = [], {}
 
     @contextmanager
     def turn(self, _sizes: Sequence[int], _own: Transfers) -> Iterator[Transfers]:
@@ -100,20 +102,28 @@ class SameCopies(CudaTransfers):
         if found is None:
             raise CannotCaptureError("tensors of another size are offloaded than the plan says")
         host = left.pop(found)
-        if host.data_ptr() in self._read:  # by the tile before
-            self._out.wait_event(self._read[host.data_ptr()])
+        read = self._read.get(host.data_ptr())  # by the tile before
+        if id(read) in self._under_way:
+            self._out.wait_event(read)
         return host.detach()
 
     def ticket(self, lane: Any) -> Any:
         """An event inside of the graph."""
         if lane not in self._busy:
             self._busy.append(lane)
-        return super().ticket(lane)
+        event = super().ticket(lane)
+        self._under_way[id(event)] = event
+        return event
 
     def come_after(self, sent: Any) -> None:
-        """Copies of the part before have ended with it."""
-        if sent is not None:
+        """Copies of a graph before have ended with it."""
+        if id(sent) in self._under_way:
             super().come_after(sent)
+
+    def wait(self, ticket: Any) -> None:
+        """The same."""
+        if id(ticket) in self._under_way:
+            super().wait(ticket)
 
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start, if it is one of the device."""

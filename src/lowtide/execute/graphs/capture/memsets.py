@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lowtide.execute.graphs.arena.driver import DriverError, call
 
-__all__ = ["by_kernels"]
+__all__ = ["by_kernels", "has_nodes"]
 
 _MEMSET = 2
 """The kind of a node, as CUDA's driver has it."""
@@ -95,6 +95,14 @@ def by_kernels(graph: int) -> int:
     except DriverError:
         return 0
     return sum(_replaced(graph, function, one) for one in found)
+
+
+def has_nodes(graph: int) -> bool:
+    """Whether anything was captured; taken to be so where the driver does not tell."""
+    try:
+        return bool(_listed("cuGraphGetNodes", graph))
+    except DriverError:
+        return True
 
 
 def _listed(name: str, of: int) -> list[int]:

@@ -20,7 +20,7 @@ from lowtide.device_internals import (
 )
 from lowtide.execute.graphs.arena import segments
 from lowtide.execute.graphs.arena.memory import CaptureMemory
-from lowtide.execute.graphs.operator_parts import OperatorParts, parts_of
+from lowtide.execute.graphs.capture.operator_parts import OperatorParts, parts_of
 from lowtide.torch_internals import TorchDispatchMode, tree_leaves
 from lowtide.trace.step.group import Group
 
@@ -65,6 +65,15 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for group in listed:
                 group.measured = None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, operators are not counted: they are no part of what is captured."""
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
 
     def _numbered(self, call: Callable[[], Any], parts: OperatorParts | None = None) -> Any:
         if self._inside:  # of a group
@@ -118,6 +127,12 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
         self._alive, self._large = alive, large
         self.pools: list[Any] = []
         """Hold them until nothing is captured any more."""
+        self.has_begun_own = False
+        """Whether the pool of the graph is this recorder's doing by now, and no more that of its capture."""
+
+    def begins(self) -> None:
+        """A graph is captured from here on."""
+        self.has_begun_own = False
 
     def operator(self, number: int, call: Callable[[], Any], parts: OperatorParts | None) -> Any:
         """Call it; what it leaves behind is remembered.
@@ -148,7 +163,8 @@ class Recorder(_Operators):  # type: ignore[no-untyped-call]
     def _own_pool(self) -> Iterator[None]:
         pool, device = segments.pool(self._memory.operator), self._device
         self.pools.append(pool)
-        stop_allocating_to_pool(device, self._graph_pool, captured=len(self.pools) == 1)
+        stop_allocating_to_pool(device, self._graph_pool, captured=not self.has_begun_own)
+        self.has_begun_own = True
         allocate_to_pool(device, pool.id)
         try:
             yield

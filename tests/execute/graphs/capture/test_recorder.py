@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import fx
 
-from lowtide.execute.graphs import recorder
-from lowtide.execute.graphs.operator_parts import parts_of
+from lowtide.execute.graphs.capture import recorder
+from lowtide.execute.graphs.capture.operator_parts import parts_of
 from lowtide.graph import Graph
 from lowtide.trace.step.group import Group
 

@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from lowtide.execute.graphs import memsets
 from lowtide.execute.graphs.arena.driver import call
+from lowtide.execute.graphs.capture import memsets
 
 
 @pytest.mark.parametrize(
