@@ -1,12 +1,14 @@
 """Several processes on one device run a split step: bytes of each process and on the wire against the plan.
 
-    python benchmarks/shard_gpu.py [TARGET=CUT ...] [--device cuda] [--processes 2 4] [--limit 150] [--out FILE]
+    python benchmarks/shard_gpu.py [TARGET=CUT ...] [--device cuda] [--processes 2 4] [--graphs off] [--limit 150] [--out FILE]
 
 Each process has a share of the step on the same device, planned by 100% of what it takes plainly, with eager kernels. They talk by
 gloo, which takes tensors of CUDA through pinned memory of the host; NCCL is asked first, and usually refuses several processes on one
 device; where it says nothing, it is left after 25 s. "peak" is the most that PyTorch's allocator counts for a process in its
 second step: of the process that comes nearest to its plan, with what that process has allocated beside the step ("beside":
-workspaces of libraries). "gradients within" is the largest difference of a gradient from the step on one device, as a share of
+workspaces of libraries). With `--graphs auto` steps are replayed as CUDA graphs between which processes communicate; steps
+before do not count then, and the memory of the graphs is part of the peak. "reserved" is what the process has taken of the device for the step, by
+PyTorch's allocator and for graphs, of its peak. "gradients within" is the largest difference of a gradient from the step on one device, as a share of
 its norm. TF32 is off, and PyTorch's allocator has expandable segments. CUT is what `lowtide shard --cut` takes. A row is ended
 after 60 s, or 3 s after one of its processes has failed, and says what they were doing. Rows that are not begun within the limit
 are named. `--device cpu` tries it out.
@@ -47,13 +49,15 @@ SMALL = {
 }
 """On the CPU, unless others are named."""
 ROW_SECONDS, NCCL_SECONDS, LAST_WORDS_SECONDS = 60, 25, 3
+WARM = 6
+"""Steps before a step is replayed, and the first replays."""
 STAGE = "stage: "
 EXPANDABLE = "expandable_segments:True"
 """As the `lowtide` command has it: the allocator counts whole blocks otherwise, up to 1 MiB more than was asked for."""
 HEAD = [
     "| target | processes | cut | numbers | peak of planned bytes | all inside | beside | one device | bytes sent | as planned | "
-    "gradients within | ms a step | s |",
-    "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
+    "gradients within | ms a step | s | reserved | graphs |",
+    "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- |",
 ]
 
 
@@ -75,6 +79,7 @@ def watched(function: Any, device: str) -> tuple[int, int]:
     if device == "cpu":
         return watch_cpu(lambda _: function())[1].peak_bytes, 0
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     function()
@@ -146,6 +151,7 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
     del batch
     stage("planning its share")
     options = {"budget": "100%", "time_limit": 3.0, "verify": False, "kernels": "eager", "fullgraph": True}
+    options["graphs"] = task["graphs"]
     made = here.meeting.settled("plan the step", lambda: lowtide.fit(loss_of, model, *parts, **options))
     talks = proven_communications(made.plan, here, split)
 
@@ -156,7 +162,8 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
         made(model, *parts).backward()
 
     stage("running its share")
-    run()
+    for _ in range(1 if task["graphs"] == "off" else WARM):
+        run()
     apart = 0.0
     least = 1e-4 * max(float(one.double().norm()) for one in expected.values())
     for name, p in model.named_parameters():
@@ -168,6 +175,8 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
     before = sum(wire.sent_bytes for wire in here.wires)
     dist.barrier()
     peak, allocated = watched(run, device)
+    peak += made.graph_bytes
+    reserved = made.graph_bytes + (torch.cuda.max_memory_reserved() if device == "cuda" else 0)
     sent = sum(wire.sent_bytes for wire in here.wires) - before
     seconds = []
     for _ in range(5):
@@ -179,6 +188,8 @@ def share(task: dict[str, Any]) -> dict[str, Any]:
     here.watch.close()
     resident = sum(x.nbytes for x in (*model.parameters(), *model.buffers(), *parts))
     return {
+        "graphs": " ".join(made.explain_graphs()).removeprefix("graphs").strip(),
+        "reserved_bytes": reserved,
         "peak_bytes": peak + (resident if device == "cpu" else 0),
         "planned_bytes": made.plan.predicted.peak_bytes,
         "beside_bytes": max(0, allocated - resident),
@@ -275,7 +286,11 @@ def line(found: dict[str, Any]) -> str:
         f"{found['numbers']}, {found['backend']}",
     ]
     if "error" in found:
-        return "| " + " | ".join([*cells, found["error"], *[""] * 7, f"{found['row_seconds']:.0f}"]) + " |"
+        return (
+            "| "
+            + " | ".join([*cells, found["error"], *[""] * 7, f"{found['row_seconds']:.0f}", "", ""])
+            + " |"
+        )
     ranks = found["ranks"]
     nearest = max(ranks, key=lambda one: one["peak_bytes"] / one["planned_bytes"])
     sent, planned = (sum(one[key] for one in ranks) for key in ("wire_bytes", "planned_wire_bytes"))
@@ -290,6 +305,8 @@ def line(found: dict[str, Any]) -> str:
         f"{max(one['gradients_within'] for one in ranks):.0e}",
         f"{1e3 * max(one['seconds'] for one in ranks):.1f}",
         f"{found['row_seconds']:.0f}",
+        f"{nearest['reserved_bytes'] / nearest['peak_bytes']:.3f}" if nearest["reserved_bytes"] else "",
+        nearest["graphs"],
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -299,7 +316,15 @@ def tasks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     named = [tuple(one.rsplit("=", 1)) for one in chosen.targets]
     cases = named or [*(CASES if chosen.device == "cuda" else SMALL).items()]
     known = [
-        {"target": target, "cut": cut, "processes": count, "numbers": numbers, "backend": "gloo"}
+        {
+            "target": target,
+            "cut": cut,
+            "processes": count,
+            "numbers": numbers,
+            "backend": "gloo",
+            "graphs": graphs,
+        }
+        for graphs in chosen.graphs
         for numbers in chosen.numbers
         for target, cut in cases
         for count in chosen.processes
@@ -315,6 +340,7 @@ def main() -> None:
     parser.add_argument(
         "--numbers", nargs="+", choices=("float32", "float64"), default=["float32", "float64"]
     )
+    parser.add_argument("--graphs", nargs="+", choices=("off", "auto"), default=["off"])
     parser.add_argument("--limit", type=float, default=150.0, help="seconds in which rows are begun")
     parser.add_argument("--out", type=Path, help="the table, as Markdown; .json beside it has all ranks")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)

@@ -236,5 +236,8 @@ def compared_on_a_gpu(rank, port):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_bits_are_those_without_graphs_on_a_gpu(forks, free_port):
-    forks.spawn(compared_on_a_gpu, (free_port,), 2)
+    try:
+        forks.spawn(compared_on_a_gpu, (free_port,), 2)
+    finally:
+        print(forks.printed()[0])
     assert forks.printed()[0].splitlines().count("done") == 2

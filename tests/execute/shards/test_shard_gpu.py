@@ -8,7 +8,14 @@ import pytest
 import lowtide
 
 ROOT = Path(lowtide.__file__).parents[2]
-TASK = {"target": "unet", "processes": 2, "cut": "height", "numbers": "float32", "device": "cpu"}
+TASK = {
+    "target": "unet",
+    "processes": 2,
+    "cut": "height",
+    "numbers": "float32",
+    "device": "cpu",
+    "graphs": "off",
+}
 DYING = """
 import os, sys, time
 print("stage: planning its share", flush=True)
