@@ -185,8 +185,8 @@ def test_a_step_on_a_mesh_tells_of_its_graphs(forks, free_port):
 GPU_CASES = {
     "height": {"budget": "2GiB"},
     "fully sharded": {"budget": "2GiB"},
-    "recomputed": {"budget": "70%", "only": "recompute"},
-    "offloaded": {"budget": "70%", "only": "offload"},
+    "recomputed": {"budget": "85%", "only": "recompute"},
+    "offloaded": {"budget": "85%", "only": "offload"},
 }
 
 
@@ -216,7 +216,7 @@ def compared_on_a_gpu(rank, port):
         assert by_graphs == sent == {sum(one.sent_bytes for one in made[3])}, name
         other = [k for k, pair in enumerate(zip(expected, found, strict=True)) if not torch.equal(*pair)]
         assert not other, (name, other, told)
-        _, model, parts, talks = made
+        model, parts, talks = made[1:]
         model.zero_grad()
         del found, expected
         torch.cuda.reset_peak_memory_stats()
@@ -227,7 +227,9 @@ def compared_on_a_gpu(rank, port):
         os.write(1, f"{rank} {name}: {peak} of {plan.budget_bytes} bytes\n".encode())
         assert peak <= plan.budget_bytes
         del step, made, model, parts
+        torch._dynamo.reset()
         gc.collect()
+        os.write(1, f"{rank} {torch.cuda.memory_allocated()} allocated, {torch.cuda.mem_get_info()}\n".encode())
         torch.cuda.empty_cache()
     here.watch.close()
     torch.distributed.destroy_process_group()
