@@ -54,7 +54,6 @@ class Fitted:
     ) -> None:
         self.function, self._request, self._fullgraph = function, request, fullgraph
         self._shapes = Shapes(ShapePlans(bucket))
-        self._plan: Plan | None = None
         self._subgraphs: Subgraphs | None = None
         self._rehearsal = Rehearsal()
         self.on_retry: Callable[[], None] | None = None
@@ -67,12 +66,12 @@ class Fitted:
         self._compiled = self._whole()
 
     def _whole(self) -> Callable[..., Any]:
-        """The step as one graph."""
+        """The step as one graph. What torch keeps of it does not hold this."""
+        asked, rehearsal, shapes = self._request, self._rehearsal, self._shapes
 
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_planned(
-                module, inputs, self._request, self._seen, rehearsal=self._rehearsal, shapes=self._shapes
-            )
+            seen = rehearsal.planned
+            return compile_planned(module, inputs, asked, seen, rehearsal=rehearsal, shapes=shapes)
 
         self._branches = Branches()
         return one_graph(self.function, self._branches.given_to(backend), self._answers, dynamic=None)
@@ -234,7 +233,7 @@ class Fitted:
     @property
     def planned(self) -> bool:
         """Whether any shapes were met."""
-        return self._plan is not None or self._subgraphs is not None
+        return self._rehearsal.plan is not None or self._subgraphs is not None
 
     @property
     def plan(self) -> Plan:
@@ -244,9 +243,9 @@ class Fitted:
         """
         if self._subgraphs is not None:
             return max(self._subgraphs.plans, key=lambda plan: plan.plain.peak_bytes)
-        if self._plan is None:
+        if self._rehearsal.plan is None:
             raise RunError("the step has not been planned yet: call it once")
-        return self._plan
+        return self._rehearsal.plan
 
     @property
     def plans(self) -> list[Plan]:
@@ -272,8 +271,9 @@ class Fitted:
         """Memory that CUDA graphs of the step hold for themselves."""
         return self._shapes.graph_bytes
 
-    def _seen(self, plan: Plan) -> None:
-        self._plan = plan
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # as where the process ends
+            self._shapes.leave()
 
 
 @overload

@@ -529,3 +529,32 @@ def test_nothing_is_replayed_over_what_is_held():
     assert not memory.is_undisturbed(second)  # users hold what graphs have left that were given up
     first.tape.storages[0].held = False
     assert memory.is_undisturbed(second)
+
+
+@pytest.mark.parametrize("backward_first", [True, False])
+def test_memory_is_given_back_with_the_step(backward_first, tapes):
+    """Whatever torch keeps of it; a backward that is still to come runs as ever."""
+    torch.manual_seed(0)
+    model = Network(dropout=0.0, width=4)
+    other = copy.deepcopy(model)
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, budget="100%", time_limit=1.0, verify=False, graphs="auto")
+    for _ in range(6):
+        model.zero_grad()
+        other.zero_grad()
+        loss_of(other, x, y).backward()
+        loss = step(model, x, y)
+        loss.backward()
+    assert "each replay as one CUDA graph" in step.explain()
+    (made,) = tapes
+    assert not made.forgotten
+    if not backward_first:
+        model.zero_grad()
+        loss = step(model, x, y)
+    del step
+    assert made.forgotten == backward_first
+    if not backward_first:
+        loss.backward()
+        assert made.forgotten == 1
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad, rtol=1e-4, atol=1e-6)

@@ -229,7 +229,9 @@ def compared_on_a_gpu(rank, port):
         del step, made, model, parts
         torch._dynamo.reset()
         gc.collect()
-        os.write(1, f"{rank} {torch.cuda.memory_allocated()} allocated, {torch.cuda.mem_get_info()}\n".encode())
+        os.write(
+            1, f"{rank} {torch.cuda.memory_allocated()} allocated, {torch.cuda.mem_get_info()}\n".encode()
+        )
         torch.cuda.empty_cache()
     here.watch.close()
     torch.distributed.destroy_process_group()

@@ -113,6 +113,11 @@ class Shapes:
         for one in self.common.values():
             one.make_way()
 
+    def leave(self) -> None:
+        """Give up CUDA graphs: nobody calls the function any more."""
+        for one in list(self.graphs):
+            one.leave()
+
     def add(self, aot: Aot) -> None:
         """Keep a shape that was traced by itself."""
         plain = all(isinstance(one, torch.Tensor) and not is_distributed(one) for one in aot.inputs)

@@ -17,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lowtide.distributed_internals import is_distributed, local_of, with_local
 from lowtide.execute.compile.bits import same_bits
+from lowtide.plan.result.plan import Plan
 from lowtide.torch_internals import autocast_disabled, storage_id
 from lowtide.trace.distributed.stand_ins import alone
 from lowtide.trace.step.joint import Joint, Leaf
@@ -39,11 +40,17 @@ class Rehearsed(Exception):  # noqa: N818  it is no error
 
 @dataclass(slots=True)
 class Rehearsal:
-    """Whether a function is called to plan it, and what is asked of its first step then."""
+    """Whether a function is called to plan it, what is asked of its first step then, and what came of it."""
 
     now: bool = False
     verify: bool = False
     """Whether that is compared with eager PyTorch."""
+    plan: Plan | None = None
+    """The plan that was made last."""
+
+    def planned(self, plan: Plan) -> None:
+        """A plan was made."""
+        self.plan = plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -129,6 +129,7 @@ class Tape:
             finally:
                 self._memory.close()
                 self._pools += recorder.pools
+                recorder.pools = []
             self._nothing_left()
             part = graphs.part()
         return part, results

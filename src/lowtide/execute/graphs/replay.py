@@ -71,6 +71,8 @@ class Replay:
         """Replays since graphs were captured, and how often in a row these were too few."""
         self._gave_way = False
         """Whether graphs were given up that will be captured again."""
+        self._left = False
+        """Whether no step begins any more."""
         common.join(self)
 
     def __del__(self) -> None:
@@ -154,7 +156,10 @@ class Replay:
         self._replay(1, tape.backward)
         self._common.pending = None
         self._interpreter.apart = []
-        return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
+        gradients = [one.now() if isinstance(one, Value) else one for one in tape.gradients]
+        if self._left:
+            self.leave()
+        return gradients
 
     def _given(self, values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
         """Arguments of forward among those of backward, by their number."""
@@ -177,6 +182,13 @@ class Replay:
         self.reason = self.reason or reason
         given_up, self._tapes = self._tapes, []
         self._common.remove(given_up)
+
+    def leave(self) -> None:
+        """Give the memory back, once no backward is to come: nobody begins a step any more."""
+        self._left = True
+        pending = self._common.pending
+        if pending is None or not self._is_own(pending) or pending.gone():
+            self.release("the step was given up")
 
     def make_way(self) -> None:
         """Give the memory back, as a step that runs as always needs it; graphs are captured again."""

@@ -54,7 +54,10 @@ class WireAside:
 
 
 class WireBetween:
-    """Talks to nobody while a part is captured, and to the others in every replay."""
+    """Talks to nobody while a part is captured, and to the others in every replay.
+
+    What is replayed holds the wire, and nothing of the capture.
+    """
 
     def __init__(self, wire: Wire, between: Between, there: There) -> None:
         self._wire, self._between, self._there = wire, between, there
@@ -66,23 +69,23 @@ class WireBetween:
 
     def swap(self, sends: _Messages, receives: _Messages) -> None:
         """All messages."""
-        out, into = self._all(sends), self._all(receives)
-        self._between(lambda: self._wire.swap(_now(out), _now(into)))
+        wire, out, into = self._wire, self._all(sends), self._all(receives)
+        self._between(lambda: wire.swap(_now(out), _now(into)))
 
     def begin_swap(self, sends: _Messages, receives: _Messages) -> Callable[[], None]:
         """All messages; none of their memory is used again until the end was waited for."""
-        out, into = self._all(sends), self._all(receives)
-        return self._begun(lambda: self._wire.begin_swap(_now(out), _now(into)), [*sends, *receives])
+        wire, out, into = self._wire, self._all(sends), self._all(receives)
+        return self._begun(lambda: wire.begin_swap(_now(out), _now(into)), [*sends, *receives])
 
     def add_up(self, x: Tensor) -> None:
         """The sum."""
-        there = self._there(x)
-        self._between(lambda: self._wire.add_up(there()))
+        wire, there = self._wire, self._there(x)
+        self._between(lambda: wire.add_up(there()))
 
     def begin_sum(self, x: Tensor) -> Callable[[], None]:
         """The sum; its memory is not used again until the end was waited for."""
-        there = self._there(x)
-        return self._begun(lambda: self._wire.begin_sum(there()), [x])
+        wire, there = self._wire, self._there(x)
+        return self._begun(lambda: wire.begin_sum(there()), [x])
 
     def _begun(self, begin: Callable[[], Callable[[], None]], held: list[Any]) -> Callable[[], None]:
         """Begin between two graphs; what ends it between two others."""
