@@ -171,7 +171,11 @@ def fitted(rank, port):
     assert all(map(torch.equal, *pairs))
     assert "between which processes communicate" in step.explain()
     assert step.graph_bytes > 0
+    (common,) = (one for way in step._ways.values() for one in way.local._shapes.common.values())
+    assert common._steps
     step.here.watch.close()
+    del step
+    assert not common._steps  # nothing else holds what was captured
     torch.distributed.destroy_process_group()
     os.write(1, b"done\n")
 
@@ -227,11 +231,7 @@ def compared_on_a_gpu(rank, port):
         os.write(1, f"{rank} {name}: {peak} of {plan.budget_bytes} bytes\n".encode())
         assert peak <= plan.budget_bytes
         del step, made, model, parts
-        torch._dynamo.reset()
         gc.collect()
-        os.write(
-            1, f"{rank} {torch.cuda.memory_allocated()} allocated, {torch.cuda.mem_get_info()}\n".encode()
-        )
         torch.cuda.empty_cache()
     here.watch.close()
     torch.distributed.destroy_process_group()
