@@ -154,3 +154,26 @@ def test_tiles_inside_of_tiles_have_memory_of_their_own(streams):
     assert len(set(places)) == 4
     with pytest.raises(CannotCaptureError, match="of another size"):
         copies.take(8)
+
+
+def test_copies_end_with_the_graph_that_began_them(streams):
+    """Behind a communication another graph is captured: it cannot wait for an event of the one before."""
+    copies = SameCopies(torch.device("cpu"), [[64], []], [])
+    copies.begin(0)
+    value = torch.arange(16.0)
+    host, sent = copies.send(value)
+    computing = torch.cuda.current_stream(None)
+    copies.wait(sent)
+    assert computing.waited == [sent]
+    copies.join()  # a graph ends
+    assert computing.waited == [sent, copies._out]
+    copies.wait(sent)
+    assert computing.waited == [sent, copies._out]
+    form = dataclasses.replace(Form.of(value), on_host=False)
+    found, arrived = copies.fetch(host, sent, form)
+    assert torch.equal(found, value)
+    assert sent not in copies._in.waited
+    copies.wait(arrived)
+    assert computing.waited == [sent, copies._out, arrived]
+    copies.join()
+    assert computing.waited[3:] == [copies._in]  # nothing went out in this graph

@@ -68,6 +68,7 @@ class PartCapture:
         self._index, self._pool, self._recorder = index, pool, recorder
         self._generators, self._complete = generators, complete
         self._graph: Any = None
+        """The one that is captured now."""
         self._found: list[Any] = []
         """Graphs, and between them what the host does."""
 
@@ -78,8 +79,9 @@ class PartCapture:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._end()
+            if self._graph is not None:
+                with contextlib.suppress(Exception):
+                    self._end()
             raise
         self._end()
 
@@ -102,11 +104,12 @@ class PartCapture:
         return part
 
     def _begin(self) -> None:
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
         for one in self._generators:
-            self._graph.register_generator_state(one)
+            graph.register_generator_state(one)
         self._recorder.begins()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph = graph
 
     def _end(self) -> None:
         graph, self._graph = self._graph, None
