@@ -16,6 +16,7 @@ __all__ = [
     "change_instructions",
     "compile_context",
     "current_translator",
+    "forget_metrics",
     "function_handlers",
     "guard_on",
     "in_a_function_of_a_graph",
@@ -36,6 +37,18 @@ def current_translator() -> Any:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return InstructionTranslator.current_tx()
+
+
+def forget_metrics() -> None:
+    """Have torch forget where it has set metrics of compilations that have ended. Seen in 2.13.
+
+    It keeps that for good, as tracebacks, and with them code that was compiled and all that this holds.
+    """
+    from torch._dynamo.utils import get_metrics_context
+
+    context: Any = get_metrics_context()
+    if not context.in_progress():
+        getattr(context, "_edits", []).clear()
 
 
 def compile_context() -> Any:

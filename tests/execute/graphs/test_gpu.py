@@ -203,8 +203,9 @@ def test_memory_is_given_back():
     before = reserved()
     for _ in range(3):
         once()
+        gc.collect()
+        assert not any(one() for one in pages)  # though torch still has what it compiled
     assert reserved() <= before
-    assert not any(one() for one in pages)
 
 
 def test_the_budget_holds_for_all_shapes_and_evaluation_together():

@@ -17,6 +17,7 @@ from torch import fx
 
 from lowtide.collector import collector_paused
 from lowtide.cost.watch import Marker
+from lowtide.dynamo_internals import forget_metrics
 from lowtide.errors import LowtideError, PlanError, RunError
 from lowtide.execute.compile.aot import Aot, Programs, State, Watch
 from lowtide.execute.compile.family import Family
@@ -84,8 +85,9 @@ class FirstCall(ABC):
         return self._ready(*arguments)
 
     def let_go(self) -> None:
-        """Hold nothing that only making it ready needs."""
+        """Hold nothing that only making it ready needs, nor have torch do so."""
         self._aot = None
+        forget_metrics()
 
     def made(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The function, captured again until what it gives is what the capture says."""
