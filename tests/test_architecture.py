@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "plan": BASE | {"graph", "cost"},
     "execute": BASE
     | {"graph", "cost", "trace", "plan", "torch_internals", "inductor_internals", "device_internals"}
-    | {"distributed_internals"},
+    | {"distributed_internals", "dynamo_internals"},
     "integrations": {"errors", "execute"},
     "zoo": BASE | {"torch_internals"},
     "formats": BASE | {"graph", "cost"},

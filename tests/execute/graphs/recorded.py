@@ -5,6 +5,7 @@ part is recorded. What was freed while it was recorded is written over at that p
 tensor may lie there. A call between two graphs happens in replays alone.
 """
 
+import ctypes
 from contextlib import contextmanager
 
 import torch
@@ -155,6 +156,24 @@ def flat(tensor):
     return torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage())
 
 
+class Silent(WireBetween):
+    """What comes from others is zero while a part is recorded: operators run then, and look at indices."""
+
+    def swap(self, sends, receives):
+        super().swap(sends, receives)
+        zeroed(receives)
+
+    def begin_swap(self, sends, receives):
+        ended = super().begin_swap(sends, receives)
+        zeroed(receives)
+        return ended
+
+
+def zeroed(messages):
+    for _, x in messages:
+        ctypes.memset(x.data_ptr(), 0, x.nbytes)
+
+
 class Beside:
     def __init__(self, interpreter):
         self.interpreter = interpreter
@@ -166,7 +185,7 @@ class Beside:
         return ()
 
     def capturing(self, part, between, there):
-        return self.interpreter.lent(wires=lambda name: WireBetween(wire_of(name), between, there))
+        return self.interpreter.lent(wires=lambda name: Silent(name, between, there), computes=False)
 
     def set_out(self, part):
         pass

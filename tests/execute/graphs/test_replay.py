@@ -558,3 +558,46 @@ def test_memory_is_given_back_with_the_step(backward_first, tapes):
         assert made.forgotten == 1
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_memory_of_a_step_whose_backward_never_comes_is_given_back_before_the_next_plan(tapes):
+    torch.manual_seed(0)
+    model = Network(dropout=0.0, width=4)
+    x, y = next(batches(model, 1))
+    options = {"budget": "100%", "time_limit": 1.0, "verify": False, "graphs": "auto"}
+    step = lowtide.fit(loss_of, model, x, y, **options)
+    for _ in range(6):
+        step(model, x, y).backward()
+    loss = step(model, x, y)
+    (made,) = tapes
+    del step
+    assert not made.forgotten  # its backward may still come
+    del loss
+    lowtide.fit(loss_of, model, x, y, **options)
+    assert made.forgotten
+
+
+def test_a_step_that_goes_while_its_last_backward_ends_has_its_gradients(tapes, monkeypatch):
+    """As where the collector runs then."""
+    torch.manual_seed(0)
+    model = Network(dropout=0.0, width=4)
+    x, y = next(batches(model, 1))
+    step = lowtide.fit(loss_of, model, x, y, budget="100%", time_limit=1.0, verify=False, graphs="auto")
+    for _ in range(6):
+        model.zero_grad()
+        step(model, x, y).backward()
+    model.zero_grad()
+    loss, (made,), held = step(model, x, y), tapes, [step]
+    del step
+    given, now = [], Value.now
+
+    def meanwhile(self):
+        held.clear()
+        given.append(made.forgotten)
+        return now(self)
+
+    monkeypatch.setattr(Value, "now", meanwhile)
+    loss.backward()
+    assert given
+    assert not any(given)
+    assert made.forgotten == 1

@@ -23,7 +23,7 @@ from lowtide.execute.compile.aot import Aot
 from lowtide.execute.compile.partition import ends_of
 from lowtide.execute.compile.traced import Traced, traced_alone
 from lowtide.execute.graphs.common_memory import CommonMemory
-from lowtide.execute.graphs.replay import Replay
+from lowtide.execute.graphs.replay import Replay, leave_again
 from lowtide.execute.kernels.ways import Ways
 from lowtide.execute.memory.device import Room
 from lowtide.execute.planning.other_shapes import ShapePlans
@@ -110,6 +110,7 @@ class Shapes:
 
     def make_way(self) -> None:
         """Give up CUDA graphs, which are captured again: a step is going to be measured."""
+        leave_again()
         for one in self.common.values():
             one.make_way()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from lowtide.execute.graphs.step_capture import StepCapture, batch_of
 from lowtide.execute.graphs.stopwatch import slower
 from lowtide.execute.memory.out_of_memory import forget_frames
 from lowtide.execute.runtime.interpreter import Interpreter
+from lowtide.execute.runtime.snapshot import Snapshot
 from lowtide.graph import Role
 from lowtide.torch_internals import calls_are_watched, saved_tensors_are_hooked
 from lowtide.units import format_bytes
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "leave_again"]
 
 _WATCHED, _ORDINARY = 1, 2
 """Calls that run as always at first: one that is watched while libraries set up what they keep, and one that
@@ -33,6 +35,8 @@ _TAPES = 3
 _WORTHWHILE, _PATIENCE = 50, 16
 """Graphs that are given up for others after fewer replays than this are captured so often at most."""
 _MADE_WAY = "evaluation, or a step of another shape, needs the memory of its graphs too often"
+_LEFT: weakref.WeakSet[Replay] = weakref.WeakSet()
+"""Those whose step is gone while its backward may still come."""
 _SMALL = 1 << 20
 """Results of so many bytes are copied, so that users may keep them."""
 
@@ -71,8 +75,8 @@ class Replay:
         """Replays since graphs were captured, and how often in a row these were too few."""
         self._gave_way = False
         """Whether graphs were given up that will be captured again."""
-        self._left = False
-        """Whether no step begins any more."""
+        self._early = [k for k, t in enumerate(joint.inputs) if t in joint.graph.updated_early]
+        """Arguments of forward that it updates on its way: buffers."""
         common.join(self)
 
     def __del__(self) -> None:
@@ -125,7 +129,8 @@ class Replay:
         self._made.alone()
         for k, copy in tape.static.items():
             copy.copy_(values[k])
-        self._replay(0, tape.forward)
+        with self._put_back(tape, values):
+            self._replay(0, tape.forward)
         token = torch.zeros(1, dtype=torch.uint8)
         self._common.pending = Pending(is_freed(token), token.data_ptr(), tape)
         outputs = [_kept(one.now()) if isinstance(one, Value) else one for one in tape.outputs]
@@ -153,13 +158,14 @@ class Replay:
                 return self._backward_as_always(tape, values, why)
         for copy, value in zip(tape.tangents, values[kept:], strict=True):
             copy.copy_(value)
-        self._replay(1, tape.backward)
-        self._common.pending = None
-        self._interpreter.apart = []
-        gradients = [one.now() if isinstance(one, Value) else one for one in tape.gradients]
-        if self._left:
-            self.leave()
-        return gradients
+        try:
+            self._replay(1, tape.backward)
+            self._interpreter.apart = []
+            return [one.now() if isinstance(one, Value) else one for one in tape.gradients]
+        finally:
+            self._common.pending = None
+            if self in _LEFT:
+                self.leave()
 
     def _given(self, values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
         """Arguments of forward among those of backward, by their number."""
@@ -183,12 +189,26 @@ class Replay:
         given_up, self._tapes = self._tapes, []
         self._common.remove(given_up)
 
+    @contextlib.contextmanager
+    def _put_back(self, tape: CapturedStep, values: Sequence[Any]) -> Iterator[None]:
+        """Inside, forward is replayed; where a communication of it fails, buffers are what they were."""
+        snapshot = Snapshot()
+        if tape.forward is not None and tape.forward.graphs > 1:
+            snapshot.take([values[k] for k in self._early])
+        try:
+            yield
+        except BaseException:
+            snapshot.restore()
+            raise
+
     def leave(self) -> None:
         """Give the memory back, once no backward is to come: nobody begins a step any more."""
-        self._left = True
         pending = self._common.pending
         if pending is None or not self._is_own(pending) or pending.gone():
+            _LEFT.discard(self)
             self.release("the step was given up")
+        else:
+            _LEFT.add(self)
 
     def make_way(self) -> None:
         """Give the memory back, as a step that runs as always needs it; graphs are captured again."""
@@ -314,6 +334,12 @@ class Replay:
         del saved
         self.release(why)
         return found
+
+
+def leave_again() -> None:
+    """Give back the memory of steps that are gone, and whose backward cannot come any more."""
+    for one in list(_LEFT):
+        one.leave()
 
 
 def _kept(value: torch.Tensor) -> torch.Tensor:

@@ -4,5 +4,5 @@ Takes a Joint and a Program; gives forward and backward, with the values, gradie
 states of eager PyTorch.
 
 From outside: ``copies``, ``fits``, ``handover``, ``in_place``, ``interpreter``,
-``parameter_offload``, ``prepare``, ``tile_loop``, ``witness``.
+``parameter_offload``, ``prepare``, ``snapshot``, ``tile_loop``, ``witness``.
 """

@@ -113,6 +113,7 @@ class Interpreter:
         self._quick_backward = self._launch_backward(named)
         self._transfers = _lanes(joint, program)
         self._wires: Callable[[str], Wire] | None = None
+        self._computes = True
         self._forms: dict[int, Form] = {}
         """How the tensors that forward leaves on the host lay in memory."""
         self._sent: dict[int, Any] = {}
@@ -162,16 +163,20 @@ class Interpreter:
         redraws: Redraws | None = None,
         in_turns: LendsCopies | None = None,
         wires: Callable[[str], Wire] | None = None,
+        computes: bool = True,
     ) -> Iterator[None]:
-        """Inside, others copy, have random operators draw again, or communicate, where they are given."""
+        """Inside, others copy, have random operators draw again, or communicate, where they are given.
+
+        Where nothing ``computes``, as while a part is captured, nothing is put back after an error either.
+        """
         before, known = (self._transfers, self._drawing.by), set(self._sent)
         self._transfers, self._drawing.by = copies or before[0], redraws or before[1]
-        self._copying.by, self._wires = in_turns, wires
+        self._copying.by, self._wires, self._computes = in_turns, wires, computes
         try:
             yield
         finally:
             self._transfers, self._drawing.by = before
-            self._copying.by = self._wires = None
+            self._copying.by, self._wires, self._computes = None, None, True
             if copies is not None:  # tickets mean nothing to others
                 self._sent.update(dict.fromkeys(set(self._sent) - known))
 
@@ -201,7 +206,8 @@ class Interpreter:
             try:
                 _let_go(error, frame)
             finally:
-                snapshot.restore()
+                if self._computes:
+                    snapshot.restore()
             self._explain(error, "Parameters, buffers and gradients are as they were before the call")
             raise
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lowtide.execute.graphs.beside.wires import WireAside, WireBetween
+from lowtide.trace.distributed.wires import connect
 
 
 class _Wire:
@@ -43,10 +44,18 @@ def number(value):
 
 
 @pytest.fixture
-def captured():
+def wire():
+    found = _Wire()
+    connect("a wire", found)
+    yield found
+    connect("a wire", None)
+
+
+@pytest.fixture
+def captured(wire):
     """A wire, what the host does between graphs, and the wire that is captured."""
-    wire, calls = _Wire(), []
-    return wire, calls, WireBetween(wire, calls.append, lambda x: partial(number, x.item() + 100))
+    calls = []
+    return wire, calls, WireBetween("a wire", calls.append, lambda x: partial(number, x.item() + 100))
 
 
 def test_nothing_is_said_while_a_part_is_captured(captured):
@@ -98,7 +107,22 @@ def test_a_replay_that_has_failed_leaves_nothing_for_the_next_one(captured):
         end()
 
 
-def test_what_is_replayed_holds_nothing_of_the_capture():
+def test_a_replay_talks_by_the_wire_that_has_the_name_then(captured):
+    """What runs as always does so too: another step may have been split on the same mesh since."""
+    wire, calls, between = captured
+    between.add_up(number(1))
+    between.swap([], [])
+    between.begin_sum(number(1))()
+    between.begin_swap([], [])()
+    other = _Wire()
+    connect("a wire", other)
+    for call in calls:
+        call()
+    assert not wire.said
+    assert len(other.said) == 6
+
+
+def test_what_is_replayed_holds_nothing_of_the_capture(wire):
     """Its recorder has the pools of all operators: they would not be given back."""
 
     class Capture:
@@ -108,8 +132,8 @@ def test_what_is_replayed_holds_nothing_of_the_capture():
         def between(self, call):
             self.calls.append(call)
 
-    capture, wire = Capture(), _Wire()
-    between = WireBetween(wire, capture.between, lambda x: lambda: number(0))
+    capture = Capture()
+    between = WireBetween("a wire", capture.between, lambda x: lambda: number(0))
     between.add_up(number(1))
     between.swap([(0, number(1))], [])
     between.begin_sum(number(1))()

@@ -111,6 +111,21 @@ def test_an_error_ends_the_capture_once(between, capture, monkeypatch):
     assert EVENTS == ["graph 1 begins", "graph 1 ends", "one user less"]
 
 
+def test_a_graph_that_cannot_end_gives_its_pool_back_once(capture, monkeypatch):
+    def fails(graph):
+        raise RuntimeError("invalid")
+
+    def part():
+        with capture.capturing():
+            capture._recorder.has_begun_own = True
+            monkeypatch.setattr(_Graph, "capture_end", fails)
+            capture.between(lambda: None)
+
+    with pytest.raises(RuntimeError, match="invalid"):
+        part()
+    assert EVENTS.count("one user less") == 1
+
+
 def test_what_ends_and_begins_graphs_is_not_counted_as_an_operator(capture, monkeypatch):
     seen = []
     end = _Graph.capture_end

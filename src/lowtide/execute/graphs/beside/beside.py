@@ -73,9 +73,9 @@ class Beside:
             between(call)
 
         def wire(name: str) -> WireBetween:
-            return WireBetween(wire_of(name), apart, there)
+            return WireBetween(name, apart, there)
 
-        with self._interpreter.lent(self._copies, self._captured, self._copies, wire):
+        with self._interpreter.lent(self._copies, self._captured, self._copies, wire, computes=False):
             yield
             if self._copies is not None:
                 self._copies.join()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.trace.distributed.wires import Wire
+from lowtide.trace.distributed.wires import Wire, wire_of
 
 __all__ = ["Between", "There", "WireAside", "WireBetween"]
 
@@ -56,36 +56,37 @@ class WireAside:
 class WireBetween:
     """Talks to nobody while a part is captured, and to the others in every replay.
 
-    What is replayed holds the wire, and nothing of the capture.
+    What is replayed looks for the wire of that ``name`` as what runs as always does, and holds nothing of the
+    capture.
     """
 
-    def __init__(self, wire: Wire, between: Between, there: There) -> None:
-        self._wire, self._between, self._there = wire, between, there
+    def __init__(self, name: str, between: Between, there: There) -> None:
+        self._name, self._between, self._there = name, between, there
 
     @property
     def place(self) -> int:
         """Which of the devices this one is."""
-        return self._wire.place
+        return wire_of(self._name).place
 
     def swap(self, sends: _Messages, receives: _Messages) -> None:
         """All messages."""
-        wire, out, into = self._wire, self._all(sends), self._all(receives)
-        self._between(lambda: wire.swap(_now(out), _now(into)))
+        name, out, into = self._name, self._all(sends), self._all(receives)
+        self._between(lambda: wire_of(name).swap(_now(out), _now(into)))
 
     def begin_swap(self, sends: _Messages, receives: _Messages) -> Callable[[], None]:
         """All messages; none of their memory is used again until the end was waited for."""
-        wire, out, into = self._wire, self._all(sends), self._all(receives)
-        return self._begun(lambda: wire.begin_swap(_now(out), _now(into)), [*sends, *receives])
+        name, out, into = self._name, self._all(sends), self._all(receives)
+        return self._begun(lambda: wire_of(name).begin_swap(_now(out), _now(into)), [*sends, *receives])
 
     def add_up(self, x: Tensor) -> None:
         """The sum."""
-        wire, there = self._wire, self._there(x)
-        self._between(lambda: wire.add_up(there()))
+        name, there = self._name, self._there(x)
+        self._between(lambda: wire_of(name).add_up(there()))
 
     def begin_sum(self, x: Tensor) -> Callable[[], None]:
         """The sum; its memory is not used again until the end was waited for."""
-        wire, there = self._wire, self._there(x)
-        return self._begun(lambda: wire.begin_sum(there()), [x])
+        name, there = self._name, self._there(x)
+        return self._begun(lambda: wire_of(name).begin_sum(there()), [x])
 
     def _begun(self, begin: Callable[[], Callable[[], None]], held: list[Any]) -> Callable[[], None]:
         """Begin between two graphs; what ends it between two others."""

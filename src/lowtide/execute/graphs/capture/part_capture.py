@@ -119,6 +119,7 @@ class PartCapture:
                 graph.capture_end()
         finally:
             if self._recorder.has_begun_own:
+                self._recorder.has_begun_own = False
                 release_pool(self._index, self._pool)
         if has_nodes(graph.raw_cuda_graph()):  # as where one communication follows another
             self._found.append(graph)
