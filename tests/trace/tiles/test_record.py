@@ -28,7 +28,7 @@ def aot_alone(monkeypatch):
 def compared(graph: Graph) -> Graph:
     """Without what AOTAutograd says in another way.
 
-    It calls inputs of forward alone otherwise, says of all sums of gradients that they belong to the last
+    It calls inputs of forward alone otherwise, and the result of the loop without its gradient, says of all sums of gradients that they belong to the last
     operator of forward and to no module, has other strides than eager PyTorch for expanded dimensions of one element, and does
     not know which operators around the tiles run in place.
     """
@@ -39,12 +39,19 @@ def compared(graph: Graph) -> Graph:
         told = "" if op.kind == "aten.add" else op.differentiates
         name = "" if op.kind == "aten.add" and op.phase is Phase.BACKWARD else op.name
         changed = {"strides": strides, "differentiates": told, "name": name, "in_place": False}
+        changed["id"] = called(op.id)
         ops.append(msgspec.structs.replace(op, **changed))
     tensors = [
-        msgspec.structs.replace(one, id=f"input {k}") if one.id.startswith(("primals_", "arg")) else one
+        msgspec.structs.replace(
+            one, id=f"input {k}" if one.id.startswith(("primals_", "arg")) else called(one.id)
+        )
         for k, one in enumerate(graph.tensors)
     ]
     return msgspec.structs.replace(graph, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def called(name):
+    return "detach" if name.startswith("detach_") else name
 
 
 def strides_of(shape, strides):
