@@ -318,7 +318,7 @@ def fit(
     with a comma. The state of the ``optimizer`` counts as part of the step.
 
     With ``verify`` the first planned step is compared with eager PyTorch on the example, where that fits the
-    device: loss, gradients and updated buffers, bit for bit, in tiles up to rounding. A RunError tells.
+    device: loss, gradients and buffers, bit for bit or (tiles) up to rounding. A RunError names what differs.
 
     A branch on values of the arguments goes the way that eager goes; each way is planned when it comes. A
     step that cannot be captured as one graph is planned graph by graph inside the one budget, and Python runs

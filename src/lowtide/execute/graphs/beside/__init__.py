@@ -3,7 +3,7 @@
 - ``beside.py``: all of it, for the parts of one Program.
 - ``same_copies.py``: copies that have the same memory of the host in every replay.
 - ``redraws.py``: random operators that run again.
-- ``wires.py``: what is said to other processes, between graphs.
+- ``wires.py``: communications with other processes, between graphs.
 
 From outside: ``beside``, ``wires``.
 """

@@ -60,7 +60,7 @@ class Beside:
     def capturing(self, part: int, between: Between, there: There) -> Iterator[None]:
         """Inside, a part is captured; ``generators`` was called before.
 
-        What it says to other processes is said ``between`` graphs. Copies end with the graph that began them.
+        Communications happen ``between`` graphs. Copies end with the graph that began them.
         """
         assert self._captured is not None
         self._captured.begin(part)

@@ -22,7 +22,7 @@ _Messages = Sequence[tuple[int, Tensor]]
 
 
 class WireAside:
-    """Talks to others as always, while whoever counts operators does not count what that takes."""
+    """Communicates as always; its own operators are not counted among those of the watched part."""
 
     def __init__(self, wire: Wire, aside: Callable[[], AbstractContextManager[None]]) -> None:
         self._wire, self._aside = wire, aside
@@ -54,10 +54,10 @@ class WireAside:
 
 
 class WireBetween:
-    """Talks to nobody while a part is captured, and to the others in every replay.
+    """Communicates with nobody while a part is captured, and with the other processes in every replay.
 
-    What is replayed looks for the wire of that ``name`` as what runs as always does, and holds nothing of the
-    capture.
+    A replay looks up the wire of that ``name`` each time, as a step without graphs does, and holds nothing of
+    the capture.
     """
 
     def __init__(self, name: str, between: Between, there: There) -> None:
